@@ -13,9 +13,6 @@ use crate::{
     tls::ServerTrust, windows::Windows,
 };
 
-/// Length of the connection IDs that quinn generates by default, bytes.
-pub const ID_LEN: usize = 8;
-
 /// Settings of an endpoint's connections.
 #[derive(Clone)]
 pub struct Config {
@@ -30,6 +27,9 @@ pub struct Config {
     /// The secret that stateless reset tokens and address validation tokens are derived from, so that clients of an
     /// earlier process recognize them. Without it each process uses a random one.
     pub lasting: Option<LastingSecret>,
+    /// The generation of this process among those that have used the endpoint's socket at the same time: one more than
+    /// that of its [predecessor](crate::takeover::Predecessor), modulo 256.
+    pub generation: u8,
     /// The certificate that is presented to servers that request one.
     pub client_certificate: Option<Arc<CertifiedKey>>,
     /// The server certificates that this endpoint accepts when it connects to a server.
@@ -98,6 +98,7 @@ impl Default for Config {
             certificate: None,
             client_roots: None,
             lasting: None,
+            generation: 0,
             client_certificate: None,
             trust: ServerTrust::Roots(Arc::new(rustls::RootCertStore::empty())),
             suites: vec![KeySuite::ChaCha20Poly1305, KeySuite::Aes128Gcm, KeySuite::Aes256Gcm],

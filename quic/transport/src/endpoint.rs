@@ -1,9 +1,9 @@
 //! Endpoints: connections at one UDP address, with TLS settings in common, and divided into shards.
 
 use std::{
-    hash::{BuildHasher, Hasher, RandomState},
     io,
     net::{SocketAddr, UdpSocket},
+    os::fd::{BorrowedFd, OwnedFd},
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicUsize, Ordering},
@@ -27,6 +27,7 @@ use crate::{
     congestion,
     connection::Connection,
     driver,
+    lasting::LastingSecret,
     path::PeerAddress,
     seam::{ClientCrypto, ServerCrypto},
     secrets::HandshakeSecrets,
@@ -34,6 +35,7 @@ use crate::{
     shards::{MAX_SHARDS, Shard, ShardIndex, ShardReport},
     shared::SharedConnection,
     sockets,
+    takeover::Predecessor,
     tls::{self, ReplaceableCertificate, ReplaceableRoots},
     windows::ConnectionWindow,
 };
@@ -61,6 +63,8 @@ pub enum BindError {
     Shards(usize),
     #[error("no cipher suite is enabled")]
     NoSuite,
+    #[error("the system has no random numbers")]
+    NoRandomness,
 }
 
 /// The reason why a peer's connection was not established.
@@ -139,11 +143,37 @@ impl Endpoint {
 
     /// Creates an endpoint on a socket that [`bind_socket`] created.
     pub fn on(socket: UdpSocket, config: Config) -> Result<Self, BindError> {
-        if IdleTimeout::try_from(config.idle_timeout).is_err() {
-            return Err(BindError::IdleTimeout(config.idle_timeout));
-        }
         if !(1..=MAX_SHARDS).contains(&config.shards) {
             return Err(BindError::Shards(config.shards));
+        }
+        let addr = socket.local_addr().map_err(BindError::Address)?;
+        let sockets = sockets::share(socket, config.shards);
+        let sockets = sockets.map_err(|source| BindError::Socket { addr, source })?;
+        Self::start(addr, sockets, config, None)
+    }
+
+    /// Creates an endpoint on the sockets of another process, in the order of its shards, which it still reads. The
+    /// endpoint has as many shards, and receives nothing until [`Self::begin`]. `config` has the generation after the
+    /// predecessor's.
+    pub fn take_over(
+        sockets: Vec<UdpSocket>,
+        config: Config,
+        predecessor: Predecessor,
+    ) -> Result<Self, BindError> {
+        let first = sockets.first().ok_or(BindError::Shards(0))?;
+        let addr = first.local_addr().map_err(BindError::Address)?;
+        let config = Config { shards: sockets.len(), ..config };
+        Self::start(addr, sockets, config, Some(predecessor))
+    }
+
+    fn start(
+        local_addr: SocketAddr,
+        sockets: Vec<UdpSocket>,
+        config: Config,
+        predecessor: Option<Predecessor>,
+    ) -> Result<Self, BindError> {
+        if IdleTimeout::try_from(config.idle_timeout).is_err() {
+            return Err(BindError::IdleTimeout(config.idle_timeout));
         }
         if config.suites.is_empty() {
             return Err(BindError::NoSuite);
@@ -163,25 +193,29 @@ impl Endpoint {
             .map_err(|_| BindError::NoSuite)?;
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(crypto));
 
-        let local_addr = socket.local_addr().map_err(BindError::Address)?;
         let failed = |source| BindError::Socket { addr: local_addr, source };
         let mut endpoint = EndpointConfig::default();
         endpoint.supported_versions(vec![1]);
+        let ids_of = |secret: &LastingSecret, generation| LastingSecret::ids(secret, local_addr, generation);
+        let predecessor = predecessor.map(|it| (ids_of(&it.secret, it.generation), it));
         if let Some(lasting) = &config.lasting {
-            lasting.apply(local_addr, &mut endpoint);
+            let earlier = predecessor.as_ref().map(|(ids, it)| (ids.clone(), &it.secret));
+            lasting.apply(local_addr, &mut endpoint, earlier);
             lasting.apply_tokens(local_addr, &mut server);
         }
-        let random_key = || RandomState::new().build_hasher().finish();
-        let id_key = config.lasting.as_ref().map_or_else(random_key, |lasting| lasting.id_key(local_addr));
+        let secret = config.lasting.clone().or_else(LastingSecret::random).ok_or(BindError::NoRandomness)?;
+        let ids = ids_of(&secret, config.generation).after(predecessor.as_ref().map(|(ids, _)| ids));
         let accepting = config.certificate.is_some().then(|| server.clone());
         let most = if accepting.is_some() { MAX_FROM_CLIENTS } else { MAX_FROM_SERVERS };
         endpoint.max_udp_payload_size(most).unwrap_or_else(|_| unreachable!("above 1200"));
-        let sockets = sockets::share(socket, config.shards).map_err(failed)?;
         let shards = sockets.len();
+        let (earlier, channels) = predecessor.map(|(ids, it)| (ids, it.channels)).unzip();
+        let mut channels = channels.into_iter().flatten();
         // The shards share the keys of resets and of tokens, so that each accepts what another one has issued.
         let start = |(index, socket)| {
             let at = ShardIndex { index, shards };
-            Shard::start(socket, at, id_key, &config, endpoint.clone(), accepting.clone())
+            let predecessor = earlier.clone().zip(channels.next());
+            Shard::start(socket, at, ids.clone(), predecessor, &config, endpoint.clone(), accepting.clone())
         };
         let shards = sockets.into_iter().enumerate().map(start).collect::<Result<_, _>>().map_err(failed)?;
         Ok(Self {
@@ -198,6 +232,27 @@ impl Endpoint {
                 clients,
             }),
         })
+    }
+
+    /// Returns a descriptor of each shard's socket, for a process that takes them over.
+    pub fn sockets(&self) -> Vec<BorrowedFd<'_>> {
+        self.inner.shards.iter().map(Shard::socket).collect()
+    }
+
+    /// Begins to receive, after the predecessor has stopped.
+    pub fn begin(&self) {
+        self.inner.shards.iter().for_each(|shard| shard.takeover.begin());
+    }
+
+    /// Stops receiving from the sockets, which a successor reads from now on. Packets of this endpoint's connections
+    /// come by `channels`, an end of a [`takeover::channel`](crate::takeover::channel) for each shard. When the other
+    /// end is closed, the endpoint receives from the socket again. Has to be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// Fails if a channel cannot be read.
+    pub fn leave(&self, channels: Vec<OwnedFd>) -> io::Result<()> {
+        let mut both = self.inner.shards.iter().zip(channels);
+        both.try_for_each(|(shard, channel)| shard.takeover.leave(channel))
     }
 
     /// Returns counts of the packets that the data planes of all the endpoint's connections have sent.

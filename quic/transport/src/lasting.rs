@@ -9,9 +9,14 @@ use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use quinn::{
     EndpointConfig, ServerConfig,
-    crypto::{HandshakeTokenKey, HmacKey},
+    crypto::{CryptoError, HandshakeTokenKey, HmacKey},
 };
-use ring::{hkdf, hmac};
+use ring::{
+    hkdf, hmac,
+    rand::{SecureRandom as _, SystemRandom},
+};
+
+use crate::ids::ConnectionIds;
 
 /// Shortest time between two stateless resets of an endpoint. It is short because all clients of a restarted relay need
 /// a reset, which costs no more than any other packet.
@@ -23,7 +28,7 @@ const RESET_INTERVAL: Duration = Duration::from_micros(100);
 /// and would get its reset token (RFC 9000, section 21.11). So each endpoint adds its address to the derivation, and
 /// [`LastingSecret::new`] adds an identifier of the machine.
 #[derive(Clone)]
-pub struct LastingSecret(hkdf::Prk);
+pub struct LastingSecret([u8; KEY_LEN]);
 
 /// Length of a derived key, bytes.
 const KEY_LEN: usize = 32;
@@ -39,20 +44,48 @@ impl hkdf::KeyType for KeyLen {
 impl LastingSecret {
     /// Derives the secret of a machine from a secret that the operator keeps, such as a private key, by HKDF.
     pub fn new(secret: &[u8], machine: &[u8]) -> Self {
-        Self(hkdf::Salt::new(hkdf::HKDF_SHA256, machine).extract(secret))
+        let mut extracted = [0; KEY_LEN];
+        // HKDF-Extract is HMAC (RFC 5869, section 2.2). ring's own does not let a successor have the result.
+        let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, machine), secret);
+        extracted.copy_from_slice(tag.as_ref());
+        Self(extracted)
     }
 
-    /// Makes an endpoint at `addr` send resets that clients of an earlier process at that address accept.
-    pub(crate) fn apply(&self, addr: SocketAddr, endpoint: &mut EndpointConfig) {
-        let reset = hmac::Key::new(hmac::HMAC_SHA256, &self.derive(b"stateless reset", addr));
-        let reset: Arc<dyn HmacKey> = Arc::new(reset);
+    /// Makes a random secret, which only this process and its successors know. If the system has no randomness, the
+    /// secret is `None`.
+    pub fn random() -> Option<Self> {
+        let mut secret = [0; KEY_LEN];
+        SystemRandom::new().fill(&mut secret).ok()?;
+        Some(Self(secret))
+    }
+
+    /// Returns the secret as bytes, for a successor.
+    pub fn to_bytes(&self) -> [u8; KEY_LEN] {
+        self.0
+    }
+
+    /// Returns the secret that [`Self::to_bytes`] has returned as bytes.
+    pub fn from_bytes(bytes: [u8; KEY_LEN]) -> Self {
+        Self(bytes)
+    }
+
+    /// Makes an endpoint at `addr` send resets that clients of an earlier process at that address accept. For IDs of the
+    /// predecessor, the resets are those of the predecessor's secret.
+    pub(crate) fn apply(
+        &self,
+        addr: SocketAddr,
+        endpoint: &mut EndpointConfig,
+        predecessor: Option<(ConnectionIds, &Self)>,
+    ) {
+        let key = |secret: &Self| hmac::Key::new(hmac::HMAC_SHA256, &secret.derive(b"stateless reset", addr));
+        let predecessor = predecessor.map(|(ids, secret)| (ids, key(secret)));
+        let reset: Arc<dyn HmacKey> = Arc::new(ResetKeys { own: key(self), predecessor });
         endpoint.reset_key(reset).min_reset_interval(RESET_INTERVAL);
     }
 
-    /// Returns the key by which an endpoint at `addr` recognizes connection IDs of an earlier process.
-    pub(crate) fn id_key(&self, addr: SocketAddr) -> u64 {
-        let [a, b, c, d, e, f, g, h, ..] = self.derive(b"connection IDs", addr);
-        u64::from_be_bytes([a, b, c, d, e, f, g, h])
+    /// Returns the connection IDs of the process with this generation, at the address `addr`.
+    pub(crate) fn ids(&self, addr: SocketAddr, generation: u8) -> ConnectionIds {
+        ConnectionIds::new(&self.derive(b"connection IDs", addr), generation)
     }
 
     /// Makes a server at `addr` accept the address validation tokens that an earlier process at that address has
@@ -68,9 +101,39 @@ impl LastingSecret {
         let mut key = [0; KEY_LEN];
         let addr = addr.to_string();
         let info = [b"millrace ".as_slice(), purpose, b" ", addr.as_bytes()];
-        let derived = self.0.expand(&info, KeyLen).and_then(|okm| okm.fill(&mut key));
+        let secret = hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, &self.0);
+        let derived = secret.expand(&info, KeyLen).and_then(|okm| okm.fill(&mut key));
         derived.unwrap_or_else(|_| unreachable!("32 bytes are less than HKDF can give"));
         key
+    }
+}
+
+/// The keys of stateless reset tokens: each process's own key for the connection IDs that it has issued.
+struct ResetKeys {
+    own: hmac::Key,
+    predecessor: Option<(ConnectionIds, hmac::Key)>,
+}
+
+impl ResetKeys {
+    fn key_for(&self, id: &[u8]) -> &dyn HmacKey {
+        match &self.predecessor {
+            Some((ids, key)) if ids.has_issued(id) => key,
+            _ => &self.own,
+        }
+    }
+}
+
+impl HmacKey for ResetKeys {
+    fn sign(&self, id: &[u8], token: &mut [u8]) {
+        self.key_for(id).sign(id, token);
+    }
+
+    fn signature_len(&self) -> usize {
+        self.own.signature_len()
+    }
+
+    fn verify(&self, id: &[u8], token: &[u8]) -> Result<(), CryptoError> {
+        self.key_for(id).verify(id, token)
     }
 }
 

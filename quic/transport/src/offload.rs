@@ -27,7 +27,10 @@ use std::{
     fmt, io,
     net::{SocketAddr, UdpSocket},
     ops::Range,
-    sync::{Arc, Weak, atomic::AtomicU64},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64},
+    },
     time::Instant,
 };
 
@@ -73,6 +76,9 @@ pub struct Attached {
     pub socket: Arc<dyn AsyncUdpSocket>,
     /// The function that creates an [`OffloadClaim`] for a connection of the shard.
     pub enter: OffloadEntry,
+    /// A flag that is true while another process reads the socket ([`takeover`](crate::takeover)). Then `socket` returns
+    /// only packets that it has set aside before. `None`: it sets none aside.
+    pub is_left: Option<Arc<AtomicBool>>,
 }
 
 /// A function that registers a connection, so that it may get a kernel offload, and returns its [`OffloadClaim`].

@@ -8,21 +8,24 @@
 use std::{
     io,
     net::UdpSocket,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     sync::{Arc, atomic::Ordering},
 };
 
-use quinn::{EndpointConfig, Runtime as _, TokioRuntime};
-use quinn_proto::{ConnectionId, ConnectionIdGenerator, HashedConnectionIdGenerator, InvalidCid};
+use quinn::{AsyncUdpSocket, EndpointConfig, Runtime as _, TokioRuntime};
+use quinn_proto::{ConnectionId, ConnectionIdGenerator, InvalidCid};
 
 use crate::{
     alarm::Alarm,
     config::Config,
     connection::Connection,
     driver,
+    ids::ConnectionIds,
     marking::{Marking, ReceivedCounts},
     offload::{Attached, OffloadEntry},
     registry::Registry,
     send::{BatchSender, SendReport},
+    takeover::TakeoverSocket,
 };
 
 /// The largest number of shards of an endpoint. The first byte of a connection ID, modulo a larger number, would
@@ -37,6 +40,9 @@ pub(crate) struct Shard {
     pub sender: Arc<BatchSender>,
     /// The function that registers a connection so that it may get a kernel offload.
     pub offloads: Option<OffloadEntry>,
+    pub takeover: Arc<TakeoverSocket>,
+    /// A descriptor of the socket, for a successor.
+    socket: OwnedFd,
     counts: Arc<ReceivedCounts>,
 }
 
@@ -69,28 +75,33 @@ impl ShardIndex {
 }
 
 impl Shard {
-    /// Starts a shard on `socket`, within a tokio runtime. `id_key` is the key of connection IDs, which is the same for
-    /// all shards of the endpoint.
+    /// Starts a shard on `socket`, within a tokio runtime. `ids` are the connection IDs of the endpoint. `predecessor` has
+    /// those of the process that still reads the socket, and the channel to it.
     pub fn start(
         socket: UdpSocket,
         at: ShardIndex,
-        id_key: u64,
+        ids: ConnectionIds,
+        predecessor: Option<(ConnectionIds, OwnedFd)>,
         config: &Config,
         mut endpoint: EndpointConfig,
         accepting: Option<quinn::ServerConfig>,
     ) -> io::Result<Self> {
         let counts = Arc::<ReceivedCounts>::default();
         let counted = Arc::clone(&counts);
-        endpoint.cid_generator(move || Box::new(ShardIds::new(id_key, at, Arc::clone(&counted))));
+        let issued = ShardIds { ids: ids.clone(), at, counts: counted };
+        endpoint.cid_generator(move || Box::new(issued.clone()));
+        let shared = socket.as_fd().try_clone_to_owned()?;
         let sender = Arc::new(BatchSender::new(&socket, config.gso)?);
         let runtime = Arc::new(TokioRuntime);
-        let (socket, offloads) = match config.offload.clone() {
+        let (socket, offloads, is_left) = match config.offload.clone() {
             Some(offload) => {
-                let Attached { socket, enter } = offload.attach(socket)?;
-                (socket, Some(enter))
+                let Attached { socket, enter, is_left } = offload.attach(socket)?;
+                (socket, Some(enter), is_left)
             }
-            None => (runtime.wrap_udp_socket(socket)?, None),
+            None => (runtime.wrap_udp_socket(socket)?, None, None),
         };
+        let takeover = Arc::new(TakeoverSocket::new(socket, is_left, ids, predecessor));
+        let socket = Arc::clone(&takeover) as Arc<dyn AsyncUdpSocket>;
         let marking =
             Marking { socket, sender: Arc::clone(&sender), dscp: config.dscp, counts: Arc::clone(&counts) };
         let quic =
@@ -102,7 +113,11 @@ impl Shard {
         let registry = Arc::new(Registry::default());
         let alarm = Arc::new(Alarm::new());
         tokio::spawn(driver::run(Arc::clone(&alarm), Arc::downgrade(&registry), Arc::clone(&sender)));
-        Ok(Self { quic, registry, alarm, sender, offloads, counts })
+        Ok(Self { quic, registry, alarm, sender, offloads, takeover, socket: shared, counts })
+    }
+
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     pub fn report(&self) -> ShardReport {
@@ -125,16 +140,11 @@ impl Drop for Shard {
 
 /// A generator of connection IDs that name one shard. Every process with the same key recognizes them, also with another
 /// number of shards.
+#[derive(Clone)]
 struct ShardIds {
-    ids: HashedConnectionIdGenerator,
+    ids: ConnectionIds,
     at: ShardIndex,
     counts: Arc<ReceivedCounts>,
-}
-
-impl ShardIds {
-    fn new(key: u64, at: ShardIndex, counts: Arc<ReceivedCounts>) -> Self {
-        Self { ids: HashedConnectionIdGenerator::from_key(key), at, counts }
-    }
 }
 
 impl ConnectionIdGenerator for ShardIds {
@@ -172,9 +182,10 @@ impl ConnectionIdGenerator for ShardIds {
 mod tests {
     use super::*;
 
-    fn ids(key: u64, index: usize, shards: usize) -> (ShardIds, Arc<ReceivedCounts>) {
+    fn ids(key: u8, index: usize, shards: usize) -> (ShardIds, Arc<ReceivedCounts>) {
         let counts = Arc::<ReceivedCounts>::default();
-        (ShardIds::new(key, ShardIndex { index, shards }, Arc::clone(&counts)), counts)
+        let ids = ConnectionIds::new(&[key], 0);
+        (ShardIds { ids, at: ShardIndex { index, shards }, counts: Arc::clone(&counts) }, counts)
     }
 
     #[test]

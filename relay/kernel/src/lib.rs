@@ -64,7 +64,7 @@ use millrace_transport::{
 };
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use parking_lot::RwLock;
-use quinn::{Runtime as _, TokioRuntime};
+use quinn::{AsyncUdpSocket, Runtime as _, TokioRuntime};
 use thiserror::Error;
 use tracing::warn;
 
@@ -449,16 +449,20 @@ impl offload::OffloadEngine for RelayKernel {
     fn attach(self: Arc<Self>, socket: UdpSocket) -> io::Result<Attached> {
         let deferred = self.deferred_socket(socket.local_addr()?.ip());
         let deferred = deferred.inspect_err(|error| warn!(%error, "cannot open the socket for packets that need not wake the relay: every packet of this shard wakes it")).ok();
-        let socket = match &deferred {
-            Some(deferred) => Arc::new(PairedSocket::new(socket, Arc::clone(deferred))?),
-            None => TokioRuntime.wrap_udp_socket(socket)?,
+        let (socket, is_left) = match &deferred {
+            Some(deferred) => {
+                let socket = PairedSocket::new(socket, Arc::clone(deferred))?;
+                let is_left = socket.is_left();
+                (Arc::new(socket) as Arc<dyn AsyncUdpSocket>, Some(is_left))
+            }
+            None => (TokioRuntime.wrap_udp_socket(socket)?, None),
         };
         self.ticker.start(&self);
         let enter = move |owner| {
             let claimant = Claimant { owner, deferred: deferred.clone() };
             Box::new(Claimed::new(Arc::clone(&self), claimant)) as Box<dyn offload::OffloadClaim>
         };
-        Ok(Attached { socket, enter: Box::new(enter) })
+        Ok(Attached { socket, enter: Box::new(enter), is_left })
     }
 
     fn interfaces(&self) -> Vec<offload::OffloadInterface> {

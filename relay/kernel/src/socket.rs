@@ -34,6 +34,8 @@ pub(super) struct PairedSocket {
     heard: AtomicU64,
     deferred: Arc<Deferred>,
     deferred_state: UdpSocketState,
+    /// True while another process reads the main socket.
+    is_left: Arc<AtomicBool>,
 }
 
 impl PairedSocket {
@@ -49,7 +51,13 @@ impl PairedSocket {
             heard: AtomicU64::new(0),
             deferred,
             deferred_state,
+            is_left: Arc::default(),
         })
+    }
+
+    /// Returns the flag by which the main socket is left to another process.
+    pub fn is_left(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_left)
     }
 
     /// Reads deferred packets, which are always older than the packets in the main socket.
@@ -130,6 +138,11 @@ impl AsyncUdpSocket for PairedSocket {
         let others = self.deferred.wake();
         if let Some(count) = self.recv_deferred(bufs, meta) {
             return Poll::Ready(Ok(count));
+        }
+        // No packet is deferred from now on, since packets that take the way through the other process would come later
+        // than deferred ones that arrived after them.
+        if self.is_left.load(Ordering::SeqCst) {
+            return Poll::Pending;
         }
         let received = self.poll_main(others, context, bufs, meta);
         if received.is_pending() {
