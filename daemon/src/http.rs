@@ -13,6 +13,7 @@ use std::{
     convert::Infallible,
     io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::{AsFd as _, OwnedFd},
     str::FromStr,
     sync::Arc,
     time::Duration,
@@ -115,6 +116,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub struct HttpServer {
     /// The address that the server is bound to.
     pub local_addr: SocketAddr,
+    /// A descriptor of the listening socket, for a process that takes it over.
+    pub socket: OwnedFd,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -140,11 +143,31 @@ pub async fn serve(
         };
         Ok((listener.local_addr()?, listener))
     };
-    let (local_addr, listener) = bound.await.map_err(|source| HttpStartError { addr, source })?;
+    let started = bound.await.and_then(|(local_addr, listener)| on(local_addr, listener, router, access));
+    started.map_err(|source| HttpStartError { addr, source })
+}
+
+/// Serves requests like [`serve`], on a listening socket of another process, which it has given up.
+///
+/// # Errors
+/// Fails if the socket does not listen for TCP connections.
+pub fn take_over(socket: OwnedFd, router: Router, access: HttpAccess) -> io::Result<HttpServer> {
+    let listener = std::net::TcpListener::from(socket);
+    listener.set_nonblocking(true)?;
+    on(listener.local_addr()?, TcpListener::from_std(listener)?, router, access)
+}
+
+fn on(
+    local_addr: SocketAddr,
+    listener: TcpListener,
+    router: Router,
+    access: HttpAccess,
+) -> io::Result<HttpServer> {
+    let socket = listener.as_fd().try_clone_to_owned()?;
     let access = Arc::new(access.at(local_addr.port()));
     let router = access.guard(router);
     let task = tokio::spawn(async move { match accept(listener, router, access, LIMITS).await {} });
-    Ok(HttpServer { local_addr, task })
+    Ok(HttpServer { local_addr, socket, task })
 }
 
 /// Accepts connections until the future is dropped, which closes the accepted connections.

@@ -33,6 +33,11 @@ pub fn reloading() {
     notify(&format!("RELOADING=1\nMONOTONIC_USEC={}", now.as_micros()));
 }
 
+/// Reports that the process `pid` goes on as the daemon, and is ready. Only the present main process may say so.
+pub fn replaced(pid: u32) {
+    notify(&format!("MAINPID={pid}\nREADY=1"));
+}
+
 /// Reports that the daemon is stopping.
 pub fn stopping() {
     notify("STOPPING=1");

@@ -2,5 +2,6 @@
 //! errors. Other crates implement what the commands do: those of the relay, the gate, the cost observer, the grafts and
 //! the RTP fan-out.
 
+pub mod causes;
 pub mod commands;
 pub mod program;

@@ -10,6 +10,7 @@ use std::{
 use clap::Parser;
 use millrace_daemon::log;
 
+use crate::causes::chain;
 use crate::commands::{
     parse::{RefusedArguments, parse},
     privilege::{self, CommandNeeds},
@@ -63,20 +64,6 @@ pub fn main<P: Program>() -> ExitCode {
     }
 }
 
-/// Formats an error and its causes without repetition: errors of our libraries already include the text of their
-/// causes, because log lines do not print the chain.
-fn chain(error: &anyhow::Error) -> String {
-    let mut said = error.to_string();
-    for cause in error.chain().skip(1).map(ToString::to_string) {
-        if !said.contains(&cause) {
-            said.push_str(": ");
-            said.push_str(&cause);
-        }
-    }
-    // The error of a `millrace` process that this command started begins with the program's name.
-    said.replace(": millrace: ", ": ")
-}
-
 /// Reports whether the error is a broken pipe: the reader of the output has exited, as in `millrace status | head`.
 fn reader_left(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
@@ -94,23 +81,4 @@ fn leave_with_the_reader() {
         }
         others(info);
     }));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("{path}: {source}")]
-    struct FileError {
-        path: &'static str,
-        source: io::Error,
-    }
-
-    #[test]
-    fn error_causes_are_printed_once() {
-        let whole = FileError { path: "/file", source: io::Error::other("full") };
-        assert_eq!(chain(&anyhow::Error::from(whole).context("cannot log")), "cannot log: /file: full");
-        assert_eq!(chain(&anyhow::Error::from(io::Error::other("full")).context("/file")), "/file: full");
-    }
 }

@@ -14,7 +14,7 @@ mod tests;
 use std::{
     collections::BTreeMap,
     ops::Bound::Included,
-    sync::{Arc, OnceLock, Weak},
+    sync::{Arc, OnceLock, Weak, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
@@ -79,6 +79,11 @@ pub struct Hub {
     pub adaptive: AdaptiveMode,
     /// Whether subscribers may name alternative tracks in a switching set.
     pub switching_sets: bool,
+    /// True if the relay is a member of a cluster. Without a cluster, it has routes only of the other process of a
+    /// takeover.
+    pub is_in_cluster: bool,
+    /// ID of the session with the other process of a takeover. 0 if there was none.
+    pub link: AtomicU64,
     /// The cost of receiving from this relay that is announced to other relays of the cluster.
     pub relay_cost: Option<u64>,
     pub counters: OperatorCounters,
@@ -108,6 +113,8 @@ impl Hub {
             delays: RwLock::new(delays),
             adaptive,
             switching_sets,
+            is_in_cluster: false,
+            link: AtomicU64::new(0),
             relay_cost: None,
             counters: OperatorCounters::default(),
             upstream: Mutex::default(),
@@ -126,7 +133,7 @@ impl Hub {
     /// Makes the relay part of a cluster.
     pub fn with_table_of_routes(self, table: RouteTable, relay_cost: Option<u64>) -> Self {
         self.namespaces.0.lock().table = Some(table);
-        Self { relay_cost, ..self }
+        Self { is_in_cluster: true, relay_cost, ..self }
     }
 
     /// Sets how long media may wait for slow subscribers, for tracks that exist and for later ones.

@@ -138,4 +138,5 @@ pub use engine::RelayEngine;
 pub use ladders::{AdaptiveMode, LadderRule};
 pub use millrace_logging::LogLimit;
 pub use millrace_relay_status as status;
+pub use server::takeover::{InheritedSockets, LINK_NAME, LinkCertificate};
 pub use server::{BoundRelay, Server, outgoing_sockets};

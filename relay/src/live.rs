@@ -107,11 +107,18 @@ struct TrackOwner {
 
 /// Keeps a track in the ownership of the identity whose session publishes it. When the last claim of the track is
 /// dropped, the track has no owner.
-pub struct TrackClaim(Arc<LiveTrack>);
+pub struct TrackClaim(Option<Arc<LiveTrack>>);
+
+impl TrackClaim {
+    /// Makes a claim of the other process of a takeover. It does not conflict with the claim of the publisher, which is
+    /// moving from one process to the other.
+    pub const LINK: Self = Self(None);
+}
 
 impl Drop for TrackClaim {
     fn drop(&mut self) {
-        let mut owner = self.0.owner.lock();
+        let Some(track) = &self.0 else { return };
+        let mut owner = track.owner.lock();
         if let Some(one) = owner.as_mut() {
             one.claims -= 1;
         }
@@ -215,7 +222,7 @@ impl LiveTrack {
             return None;
         }
         owner.claims += 1;
-        Some(TrackClaim(Arc::clone(self)))
+        Some(TrackClaim(Some(Arc::clone(self))))
     }
 
     /// Records that the track is being requested from a relay, by a route with these hops. There is one such request at

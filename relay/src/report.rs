@@ -262,6 +262,9 @@ impl StatusSources<'_> {
     }
 
     fn describe_cluster(&self) -> Option<status::ClusterStatus> {
+        if !self.hub.is_in_cluster {
+            return None;
+        }
         let relays = self.sessions.iter().filter(|session| session.is_relay());
         let relays: Vec<_> =
             relays.map(|session| (session.id(), session.hop(), session.link_cost())).collect();

@@ -4,6 +4,7 @@ mod dial;
 mod idle;
 mod on_demand;
 mod peers;
+pub mod takeover;
 mod upstreams;
 
 use std::{
@@ -147,6 +148,8 @@ struct ServerShared {
     handshakes: Handshakes,
     since: Instant,
     draining: AtomicBool,
+    /// True while a successor reads the listening sockets.
+    left: AtomicBool,
     past: PastCounts,
     tracer: Arc<EventTracer>,
     session_over: Notify,
@@ -167,15 +170,32 @@ impl BoundRelay {
         outgoing: Vec<UdpSocket>,
         engine: Arc<RelayEngine>,
     ) -> Result<Self, BindError> {
+        Self::taking_over(config, outgoing, engine, Vec::new())
+    }
+
+    /// Takes over the listening sockets `inherited`, for each configured address, in the same order. Without any,
+    /// binds the addresses, as [`Self::new`] does.
+    ///
+    /// # Errors
+    /// Returns an error for the same reasons as [`Self::new`].
+    pub fn taking_over(
+        config: Config,
+        outgoing: Vec<UdpSocket>,
+        engine: Arc<RelayEngine>,
+        inherited: Vec<takeover::InheritedSockets>,
+    ) -> Result<Self, BindError> {
         let downstream =
             downstream::Config { reset_codes: RESET_CODES, ..config.transport.downstream.clone() };
         let offload = engine.offload.clone();
         let transport = transport::Config { offload, downstream, ..config.transport.clone() };
-        let endpoints = config
-            .listen
-            .iter()
-            .map(|addr| Endpoint::bind(*addr, transport.clone()))
-            .collect::<Result<Vec<_>, _>>()?;
+        let mut inherited = inherited.into_iter();
+        let listen = |addr: &SocketAddr| match inherited.next() {
+            Some(takeover::InheritedSockets { sockets, predecessor }) => {
+                Endpoint::take_over(sockets, transport.clone(), predecessor)
+            }
+            None => Endpoint::bind(*addr, transport.clone()),
+        };
+        let endpoints = config.listen.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
         // WebTransport is chosen per connection when dialling, so its ALPN is not among the defaults here.
         let bare = transport.alpn.iter().filter(|name| *name != webtransport::ALPN).cloned().collect();
         let connecting = transport::Config { certificate: None, lasting: None, alpn: bare, ..transport };
@@ -236,6 +256,7 @@ impl BoundRelay {
             handshakes: Handshakes::default(),
             since: Instant::now(),
             draining: AtomicBool::new(false),
+            left: AtomicBool::new(false),
             past: PastCounts::default(),
             session_over: Notify::new(),
             peers: peers::KeptPeers::default(),
@@ -347,7 +368,9 @@ impl Server {
     pub async fn drain(&self) {
         let over = time::Instant::now() + self.shared.config.drain_timeout;
         self.shared.draining.store(true, Relaxed);
-        let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
+        let mut sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
+        // The other process of a takeover gets media from this one until the last other session is over.
+        sessions.retain(|session| !session.is_link());
         sessions.iter().for_each(|session| self.shared.start_drain(session));
         info!(
             sessions = sessions.len(),
@@ -421,7 +444,8 @@ impl ServerShared {
             let under_way = self.handshakes.all.load(Relaxed);
             // Handshakes count as sessions, so that many simultaneous handshakes cannot exceed the limit.
             let full = self.sessions.lock().len() + under_way >= self.config.max_sessions;
-            if full || self.draining.load(Relaxed) {
+            // While a successor reads the sockets, this relay drains, and only attempts from before that come here.
+            if full || self.draining.load(Relaxed) && !self.left.load(Relaxed) {
                 self.past.count_refused_session();
                 incoming.refuse();
                 continue;
@@ -532,7 +556,9 @@ impl ServerShared {
     }
 
     fn start_drain(&self, session: &RelaySession) {
-        let uri = self.config.goaway_uri.as_ref().map_or("", |uri| uri.as_str());
+        // The successor is at this relay's address.
+        let uri = self.config.goaway_uri.as_ref().filter(|_| !self.left.load(Relaxed));
+        let uri = uri.map_or("", |uri| uri.as_str());
         session.start_drain(uri, self.config.drain_timeout);
     }
 
@@ -556,7 +582,10 @@ impl ServerShared {
     async fn until_idle(&self) {
         loop {
             let over = self.session_over.notified();
-            if self.sessions.lock().values().all(|session| session.is_idle()) {
+            // After a takeover, clients have a relay to move to without a pause, so none is closed before it leaves.
+            let has_left = self.left.load(Relaxed);
+            let is_over = |session: &Arc<RelaySession>| session.is_link() || !has_left && session.is_idle();
+            if self.sessions.lock().values().all(is_over) {
                 return;
             }
             let _ = time::timeout(LOOKS, over).await;

@@ -1,8 +1,12 @@
 //! `millrace relay`: reads flags and configuration file, and runs the relay or checks its settings.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
-use anyhow::Context;
+use anyhow::{Context, bail, ensure};
 use millrace_daemon::{log, pem, render::print};
 use millrace_relay::access::keys;
 use millrace_relay_daemon::{
@@ -10,6 +14,8 @@ use millrace_relay_daemon::{
     lasting,
     serve::serve,
     server::RelayIdentity,
+    status::Status,
+    takeover::RunningPredecessor,
     text::lately,
 };
 use nix::{
@@ -18,6 +24,7 @@ use nix::{
 };
 
 use super::status;
+use crate::causes::chain;
 
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -38,12 +45,33 @@ pub struct RelayCommandArgs {
 enum RelayVerb {
     /// Make a running relay of this machine read its settings and certificates again, like SIGHUP
     Reload(status::AskedRelay),
+    /// Make a running relay of this machine start the installed program as its successor, like SIGUSR2
+    ///
+    /// The successor serves new clients. The running process goes on until its clients have left.
+    Upgrade(status::AskedRelay),
 }
 
+/// Time between two looks at the relay's status during an upgrade.
+const LOOK: Duration = Duration::from_millis(50);
+/// The longest time that an upgrade may take.
+const UPGRADE_TIMEOUT: Duration = Duration::from_secs(90);
+
 pub fn run(args: RelayCommandArgs) -> anyhow::Result<()> {
-    if let Some(RelayVerb::Reload(asked)) = &args.verb {
-        return reload(asked);
+    match &args.verb {
+        Some(RelayVerb::Reload(asked)) => return reload(asked),
+        Some(RelayVerb::Upgrade(asked)) => return upgrade(asked),
+        None => {}
     }
+    if args.check {
+        return start(args, &mut None);
+    }
+    let mut predecessor = RunningPredecessor::take()?;
+    start(args, &mut predecessor).inspect_err(|error| {
+        predecessor.iter().for_each(|predecessor| predecessor.failed(chain(error)));
+    })
+}
+
+fn start(args: RelayCommandArgs, predecessor: &mut Option<RunningPredecessor>) -> anyhow::Result<()> {
     let config = load(args.settings.clone(), args.config.as_deref())?;
     let identity = RelayIdentity::read(&config)?;
     if args.check {
@@ -59,10 +87,14 @@ pub fn run(args: RelayCommandArgs) -> anyhow::Result<()> {
     }
     // The log starts after the first reading of the settings, whose errors go to standard error.
     let logs = log::start(&config.log).context("log")?;
-    let identity = RelayIdentity { lasting: lasting::read_or_make(&config)?, ..identity };
+    let lasting = lasting::read_or_make(&config)?;
+    let inherited = predecessor.as_ref().map(|it| (it.secret(), it.next_generation()));
+    let (secret, generation) = inherited.unzip();
+    let generation = generation.unwrap_or_default();
+    let identity = RelayIdentity { lasting: lasting.or(secret), generation, ..identity };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let again = move || load(args.settings.clone(), args.config.as_deref());
-    runtime.block_on(serve(config, identity, &logs, again))
+    runtime.block_on(serve(config, identity, &logs, again, predecessor))
 }
 
 /// Returns a line for each interface with the share of packets that the kernel forwards, as a running relay reports it.
@@ -87,14 +119,46 @@ pub fn problems(args: RelayCommandArgs) -> Vec<String> {
     }
 }
 
-fn reload(asked: &status::AskedRelay) -> anyhow::Result<()> {
-    let status = asked.ask()?;
+/// Sends a signal to the process of a relay's status, and returns its ID. The kernel lets only root and the relay's user
+/// do so.
+fn signal(status: &Status, signal: Signal) -> anyhow::Result<u32> {
     let pid = i32::try_from(status.pid)
         .ok()
         .filter(|pid| *pid > 0)
         .context("the relay's status has no process ID")?;
-    kill(Pid::from_raw(pid), Signal::SIGHUP)
-        .with_context(|| format!("cannot send SIGHUP to process {pid}"))?;
+    kill(Pid::from_raw(pid), signal).with_context(|| format!("cannot send {signal} to process {pid}"))?;
+    Ok(status.pid)
+}
+
+fn upgrade(asked: &status::AskedRelay) -> anyhow::Result<()> {
+    let before = asked.ask()?;
+    // The signal would end a process that does not know it.
+    ensure!(before.upgrade.is_some(), "the running relay is of a version without upgrades: restart it");
+    let pid = signal(&before, Signal::SIGUSR2)?;
+    let began = Instant::now();
+    while began.elapsed() < UPGRADE_TIMEOUT {
+        sleep(LOOK);
+        // While the successor takes the HTTP server over, nobody answers.
+        let Ok(now) = asked.ask() else { continue };
+        if now.pid != pid {
+            let next = now.pid;
+            return print(&format!(
+                "process {next} serves new clients; process {pid} goes on until its clients have left\n"
+            ));
+        }
+        if let Some(error) = now
+            .upgrade
+            .filter(|upgrade| Some(upgrade) != before.upgrade.as_ref())
+            .and_then(|upgrade| upgrade.error)
+        {
+            bail!("process {pid} goes on, since its successor cannot take over: {error}");
+        }
+    }
+    bail!("no successor has taken over from process {pid} within {} s", UPGRADE_TIMEOUT.as_secs())
+}
+
+fn reload(asked: &status::AskedRelay) -> anyhow::Result<()> {
+    let pid = signal(&asked.ask()?, Signal::SIGHUP)?;
     print(&format!("process {pid} reads its settings again; its log has the result\n"))
 }
 

@@ -1,6 +1,6 @@
 //! Serves `/metrics`, `/healthz`, `/status`, `/routes`, `/events`, `/trace` and the web page over HTTP.
 
-use std::{borrow::Cow, net::SocketAddr, sync::Arc};
+use std::{borrow::Cow, io, net::SocketAddr, os::fd::OwnedFd, sync::Arc};
 
 use axum::{
     Router,
@@ -34,6 +34,19 @@ pub async fn start(
     access: HttpAccess,
 ) -> Result<HttpServer, HttpStartError> {
     http::serve(addr, router(source, tracer), access.with_public(page::PUBLIC)).await
+}
+
+/// Starts the server on a listening socket of another process, which it has given up.
+///
+/// # Errors
+/// Fails if the socket is not usable.
+pub fn take_over(
+    socket: OwnedFd,
+    source: Arc<dyn StatusSource>,
+    tracer: Arc<EventTracer>,
+    access: HttpAccess,
+) -> io::Result<HttpServer> {
+    http::take_over(socket, router(source, tracer), access.with_public(page::PUBLIC))
 }
 
 fn router(source: Arc<dyn StatusSource>, tracer: Arc<EventTracer>) -> Router {

@@ -17,6 +17,7 @@ pub mod serve;
 pub mod server;
 mod share;
 pub mod status;
+pub mod takeover;
 pub mod text;
 pub mod tls;
 

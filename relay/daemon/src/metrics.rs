@@ -553,7 +553,8 @@ mod tests {
             interfaces: [("eth0".to_owned(), share.clone())].into(),
             sessions: [(1, share)].into(),
         };
-        let text = encode(Status { relay, gate, shares, pid: 7, events, reload: None }).unwrap();
+        let text =
+            encode(Status { relay, gate, shares, pid: 7, events, reload: None, upgrade: None }).unwrap();
         for line in [
             r#"millrace_relay_build_info{version="1.2.3",engine="user"} 1"#,
             "# UNIT millrace_relay_cache_bytes bytes",

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use millrace_daemon::{daemon::EndSignals, log, memory::MemoryTrimmer, notify, pem};
 use millrace_relay::access::{AccessPolicy, keys};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -17,9 +17,12 @@ use super::{
     http,
     server::{self, RunningServer},
     status::StatusSource,
+    takeover::{RunningPredecessor, Successor, ThisProgram},
     tls,
 };
 
+const PREDECESSOR: &str =
+    "the process before this one still serves clients: upgrade again when it has ended, or end it";
 const SECOND_SIGNAL: &str = "ended by a second signal while sessions were open";
 
 /// Time between two checks whether files have changed: certificates, token keys, revocations.
@@ -34,13 +37,16 @@ pub async fn serve(
     identity: server::RelayIdentity,
     logs: &log::Handle,
     again: impl Fn() -> anyhow::Result<Config>,
+    predecessor: &mut Option<RunningPredecessor>,
 ) -> anyhow::Result<()> {
+    let program = ThisProgram::read();
     // Signal handlers are installed first, so that a signal during start-up does not end the process without a drain.
     let mut ends = EndSignals::new()?;
     let mut reload = signal(SignalKind::hangup())?;
+    let mut upgrade = signal(SignalKind::user_defined2())?;
     // The watches note the state of the files before the relay starts, so that a change during its start is noticed.
-    let watch = tls::CertificateWatch::new(&config.identity, server::names(&config));
-    let watched = access::AccessFileWatch::new(&config.access, &identity.policy);
+    let mut watch = tls::CertificateWatch::new(&config.identity, server::names(&config));
+    let mut watched = access::AccessFileWatch::new(&config.access, &identity.policy);
     log_access(&identity.policy, &config.access);
     let http_addr = config.http;
     let http_access = config.http_access.clone();
@@ -61,13 +67,30 @@ pub async fn serve(
     if config.upstream.as_ref().is_some_and(|upstream| upstream.tls_root.is_none()) {
         warn!("the upstream relay's certificate is not verified: anyone on the path can pose as that relay");
     }
-    let server = Arc::new(RunningServer::start(config, identity)?);
-    let _http = match http_addr {
+    let settings = config.clone();
+    let server = match predecessor {
+        None => Arc::new(RunningServer::start(config, identity)?),
+        Some(predecessor) => {
+            let inherited = predecessor.take_sockets(&config.listen)?;
+            let server = Arc::new(RunningServer::prepare(config, identity, inherited)?);
+            // The socket of the private link is made before the predecessor stops, too.
+            predecessor.join(&server)?;
+            tokio::task::block_in_place(|| predecessor.until_go())?;
+            server.begin(&settings);
+            server
+        }
+    };
+    let mut http = match http_addr {
         Some(addr) => {
             let source = Arc::clone(&server) as Arc<dyn StatusSource>;
             let access = http_access.access()?;
             let token = access.token().map(|token| token.path().display().to_string());
-            let http = http::start(addr, source, Arc::clone(server.tracer()), access).await?;
+            let tracer = Arc::clone(server.tracer());
+            let inherited = predecessor.as_mut().and_then(|predecessor| predecessor.take_http(addr));
+            let http = match inherited {
+                Some(socket) => http::take_over(socket, source, tracer, access)?,
+                None => http::start(addr, source, tracer, access).await?,
+            };
             info!(addr = %http.local_addr, token, "HTTP serves metrics, health and status");
             match (http.local_addr.ip().is_loopback(), &token) {
                 (false, None) => warn!(
@@ -93,13 +116,64 @@ pub async fn serve(
     }
     // systemd starts units that are ordered after the relay only now, when it serves sessions.
     notify::ready();
-    let reloading = keep_up(&server, &made, written, watch, watched, &mut reload, || {
-        logs.reopen();
-        change(&server, again())
-    });
-    tokio::select! {
-        _ = ends.next() => {}
-        never = reloading => match never {},
+    loop {
+        let reloading = keep_up(&server, &made, &mut written, &mut watch, &mut watched, &mut reload, || {
+            logs.reopen();
+            change(&server, again())
+        });
+        tokio::select! {
+            _ = ends.next() => break,
+            _ = upgrade.recv() => {}
+            never = reloading => match never {},
+        }
+        notify::reloading();
+        // A successor passes packets on to one process only.
+        let started = match predecessor.as_ref().is_some_and(RunningPredecessor::is_alive) {
+            true => Err(anyhow!("{PREDECESSOR}")),
+            false => Successor::start(&program, &server, http.as_ref()).await,
+        };
+        server.upgrades.note(&started);
+        let mut successor = match started {
+            Ok(successor) => successor,
+            Err(error) => {
+                error!(
+                    error = format!("{error:#}"),
+                    "no successor can take over, so this process goes on as before"
+                );
+                notify::ready();
+                continue;
+            }
+        };
+        // What only one process can have is free before the successor begins.
+        let socket = http.take().and_then(|http| http.socket.try_clone().ok());
+        written = tls::WrittenCertificate::default();
+        let open = Config { gate: config::GateChoice::Off, ..settings.clone() };
+        tokio::task::block_in_place(|| server.change_gate(&open))?;
+        let begun = successor.begin(&server);
+        server.upgrades.note(&begun);
+        if begun.is_ok() {
+            info!(
+                pid = successor.pid(),
+                "the successor has taken over: this process serves the sessions that it has until they leave"
+            );
+            notify::replaced(successor.pid());
+            tokio::select! {
+                () = server.drain() => return Ok(()),
+                () = successor.ended() => {}
+                _ = ends.next() => {
+                    server.stop().await;
+                    return Ok(());
+                }
+            }
+        }
+        error!("the successor has ended, so this process goes on in its place");
+        server.resume(&settings);
+        if let Some(socket) = socket {
+            let source = Arc::clone(&server) as Arc<dyn StatusSource>;
+            http = Some(http::take_over(socket, source, Arc::clone(server.tracer()), http_access.access()?)?);
+        }
+        written.write(&made, &certificate).context("tls-self-signed-out")?;
+        notify::replaced(std::process::id());
     }
     notify::stopping();
     tokio::select! {
@@ -114,9 +188,9 @@ pub async fn serve(
 async fn keep_up(
     server: &RunningServer,
     made: &config::IdentityConfig,
-    mut written: tls::WrittenCertificate,
-    mut watch: tls::CertificateWatch,
-    mut watched: access::AccessFileWatch,
+    written: &mut tls::WrittenCertificate,
+    watch: &mut tls::CertificateWatch,
+    watched: &mut access::AccessFileWatch,
     reload: &mut Signal,
     on_reload: impl Fn() -> anyhow::Result<config::AccessConfig>,
 ) -> std::convert::Infallible {

@@ -1,7 +1,9 @@
 //! Starts the library's relay with the engine, the packet gate and the certificate that the settings name.
 
 use std::{
+    io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    os::fd::{BorrowedFd, OwnedFd},
     sync::{
         Arc, Weak,
         mpsc::{self, RecvTimeoutError},
@@ -21,7 +23,7 @@ use millrace_quic::{
     webtransport,
 };
 use millrace_relay::{
-    BoundRelay,
+    BoundRelay, InheritedSockets, LinkCertificate,
     access::{Access, AccessPolicy, UnreadSetting, keys},
     trace::EventTracer,
 };
@@ -34,7 +36,9 @@ use tracing::{error, info, warn};
 
 use super::{
     access,
-    config::{self, CipherSuite, Config, CongestionControl, DropPolicy, Gso, QueueConfig, RunningConfig},
+    config::{
+        self, CipherSuite, Config, CongestionControl, DropPolicy, GateChoice, Gso, QueueConfig, RunningConfig,
+    },
     discovery::{RelayDiscovery, RunningDiscovery},
     engine::ChosenEngine,
     guard::{self, InterfaceFollower, RelayGuard},
@@ -57,7 +61,11 @@ pub struct RunningServer {
     _follower: InterfaceFollower,
     guard: Arc<RelayGuard>,
     access: Arc<Access>,
-    discovery: Option<RunningDiscovery>,
+    discovery: Mutex<DiscoveryStage>,
+    lasting: transport::LastingSecret,
+    generation: u8,
+    /// The listen addresses of the settings, which may have port 0.
+    listen: Vec<SocketAddr>,
     /// SHA-256 of the certificate that new sessions are offered.
     fingerprint: Mutex<String>,
     is_self_signed: bool,
@@ -66,6 +74,14 @@ pub struct RunningServer {
     started: RunningConfig,
     /// Results of reading the settings, for the status.
     pub reloads: Reloads,
+    /// Results of upgrades to a successor, for the status.
+    pub upgrades: Reloads,
+}
+
+/// The discovery of other relays, which is not started before the relay receives packets.
+enum DiscoveryStage {
+    Prepared(Option<RelayDiscovery>),
+    Running(RunningDiscovery),
 }
 
 /// Secrets and identities that a relay starts with.
@@ -86,6 +102,8 @@ pub struct RelayIdentity {
     pub lasting: Option<transport::LastingSecret>,
     /// The prepared discovery of other relays, which is not yet started.
     pub discovery: Option<RelayDiscovery>,
+    /// The number of processes before this one that have handed over their sockets, modulo 256.
+    pub generation: u8,
 }
 
 impl RelayIdentity {
@@ -101,6 +119,7 @@ impl RelayIdentity {
             key_log: None,
             lasting: None,
             discovery: None,
+            generation: 0,
         }
     }
 
@@ -127,6 +146,7 @@ impl RelayIdentity {
             key_log: key_log.map(|file| Arc::new(file) as Arc<dyn KeyLog>),
             lasting: lasting::read(config)?,
             discovery: RelayDiscovery::read(config.cluster.as_ref(), config.upstream.as_ref())?,
+            generation: 0,
         })
     }
 }
@@ -143,6 +163,9 @@ pub enum RelayStartError {
     /// The packet gate cannot run on an interface.
     #[error("the gate cannot run: {0}")]
     Gate(#[from] guard::Error),
+    /// No secret can be made for connection IDs.
+    #[error("the system has no random numbers")]
+    NoRandomness,
 }
 
 impl RunningServer {
@@ -151,6 +174,30 @@ impl RunningServer {
     /// # Errors
     /// Fails if an address cannot be bound, the TLS settings are not usable, or the engine or the gate cannot run.
     pub fn start(config: Config, identity: RelayIdentity) -> Result<Self, RelayStartError> {
+        let server = Self::prepare(config, identity, Vec::new())?;
+        server.discover();
+        Ok(server)
+    }
+
+    /// Starts everything that can be started while the predecessor still reads the sockets `inherited`, for each
+    /// listen address. [`Self::begin`] does the rest. Without such sockets, binds the addresses.
+    ///
+    /// # Errors
+    /// Fails for the same reasons as [`Self::start`].
+    pub fn prepare(
+        mut config: Config,
+        mut identity: RelayIdentity,
+        inherited: Vec<InheritedSockets>,
+    ) -> Result<Self, RelayStartError> {
+        let lasting = identity.lasting.take().or_else(transport::LastingSecret::random);
+        let lasting = lasting.ok_or(RelayStartError::NoRandomness)?;
+        identity.lasting = Some(lasting.clone());
+        if !inherited.is_empty()
+            && let Some(cluster) = &mut config.cluster
+        {
+            // Both processes are in the cluster for a while, and no two relays may have the same hop ID.
+            cluster.hop = None;
+        }
         let outgoing = match config.upstream {
             Some(_) => millrace_relay::outgoing_sockets(&config.listen)?,
             None => Vec::new(),
@@ -160,15 +207,16 @@ impl RunningServer {
         let ports: Vec<_> = outgoing.iter().flat_map(UdpSocket::local_addr).map(|addr| addr.port()).collect();
         let engine = ChosenEngine::start(&config, &ports)?;
         let access = Access::new(identity.policy.clone(), config.access.limits);
-        let bound = BoundRelay::new(relay_config(&config, &identity), outgoing, Arc::clone(&engine.engine))?
+        // Only one process can have its gate on an interface, so a successor's begins later.
+        let gate = if inherited.is_empty() { config.gate } else { GateChoice::Off };
+        let relay = relay_config(&config, &identity);
+        let bound = BoundRelay::taking_over(relay, outgoing, Arc::clone(&engine.engine), inherited)?
             .with_access(Arc::clone(&access));
         // The gate needs the ports that the kernel chose, so it starts after the sockets are bound and before they are
         // served.
-        let guard = RelayGuard::start(&config, bound.local_addrs())?;
+        let guard = RelayGuard::start(&Config { gate, ..config.clone() }, bound.local_addrs())?;
         let follower = InterfaceFollower::start(&guard)?;
         let relay = Arc::new(bound.serve(Arc::clone(&guard) as _));
-        // Discovery starts after the relay serves sessions, so that other relays do not find this one too early.
-        let discovery = identity.discovery.map(|discovery| discovery.start(&relay));
         let meter = Arc::<ShareMeter>::default();
         let (running, until) = mpsc::channel();
         // Without engine kernel, the kernel sends no media, so there is no share to measure.
@@ -192,7 +240,10 @@ impl RunningServer {
             _follower: follower,
             guard,
             access,
-            discovery,
+            discovery: Mutex::new(DiscoveryStage::Prepared(identity.discovery)),
+            lasting,
+            generation: identity.generation,
+            listen: config.listen.clone(),
             fingerprint,
             is_self_signed,
             has_webtransport,
@@ -202,7 +253,76 @@ impl RunningServer {
                 queue: config.queue,
             },
             reloads: Reloads::default(),
+            upgrades: Reloads::default(),
         })
+    }
+
+    /// Starts the discovery of other relays. That is after the relay serves sessions, so that other relays do not find
+    /// this one too early.
+    fn discover(&self) {
+        let mut discovery = self.discovery.lock();
+        if let DiscoveryStage::Prepared(prepared) = &mut *discovery
+            && let Some(prepared) = prepared.take()
+        {
+            *discovery = DiscoveryStage::Running(prepared.start(&self.relay));
+        }
+    }
+
+    /// Serves, after the predecessor has stopped reading the sockets. An error of the gate is logged.
+    pub fn begin(&self, config: &Config) {
+        self.relay.begin();
+        self.discover();
+        self.guard_again(config);
+    }
+
+    /// Lets a successor read the sockets. `channels` has a channel for each of [`Self::sockets`].
+    ///
+    /// # Errors
+    /// Fails if a channel is not usable.
+    pub fn leave(&self, channels: Vec<Vec<OwnedFd>>) -> io::Result<()> {
+        self.relay.leave(channels)?;
+        // The record of this relay in a discovery store is the successor's now, so it is not withdrawn.
+        *self.discovery.lock() = DiscoveryStage::Prepared(None);
+        Ok(())
+    }
+
+    /// Serves again, after a successor has ended.
+    pub fn resume(&self, config: &Config) {
+        self.relay.resume();
+        self.guard_again(config);
+    }
+
+    /// Starts the gate after the other process has stopped its own.
+    fn guard_again(&self, config: &Config) {
+        if let Err(error) = self.change_gate(config) {
+            error!(%error, "the gate cannot run after the takeover, so the relay's ports are not guarded");
+        }
+    }
+
+    /// Returns the sockets of each listen address, with the address in the settings.
+    pub fn sockets(&self) -> Vec<(SocketAddr, Vec<BorrowedFd<'_>>)> {
+        self.listen.iter().copied().zip(self.relay.sockets()).collect()
+    }
+
+    /// Returns the secret and the generation by which a successor recognizes this process's connection IDs.
+    pub fn issues(&self) -> (transport::LastingSecret, u8) {
+        (self.lasting.clone(), self.generation)
+    }
+
+    /// Listens for the private link to a successor.
+    ///
+    /// # Errors
+    /// Fails if no loopback address can be bound.
+    pub fn open_link(&self, certificate: &LinkCertificate) -> anyhow::Result<SocketAddr> {
+        self.relay.open_link(certificate).context("the private link")
+    }
+
+    /// Connects to the predecessor by the private link.
+    ///
+    /// # Errors
+    /// Fails if no loopback address can be bound.
+    pub fn join(&self, link: SocketAddr, certificate: &LinkCertificate) -> anyhow::Result<()> {
+        self.relay.join(link, certificate).context("the private link")
     }
 
     /// Returns the listen addresses; for port 0, with the port that the kernel assigned.
@@ -297,9 +417,12 @@ impl RunningServer {
     pub async fn drain(&self) {
         // Other relays are told before sessions get GOAWAY, so that they do not connect again to a relay that is
         // leaving.
-        self.discovery.iter().for_each(RunningDiscovery::drain);
+        if let DiscoveryStage::Running(discovery) = &*self.discovery.lock() {
+            discovery.drain();
+        }
         self.relay.drain().await;
-        if let Some(discovery) = &self.discovery {
+        let discovery = std::mem::replace(&mut *self.discovery.lock(), DiscoveryStage::Prepared(None));
+        if let DiscoveryStage::Running(discovery) = discovery {
             discovery.end().await;
         }
     }
@@ -335,11 +458,13 @@ impl StatusSource for RunningServer {
         relay.totals.log_lines_dropped = log::dropped();
         relay.totals.log_lines_suppressed = log::suppressed();
         let reload = Some(self.reloads.latest());
+        let upgrade = Some(self.upgrades.latest());
         Status {
             gate: self.guard.describe(),
             shares: self.meter.shares(),
             pid: std::process::id(),
             reload,
+            upgrade,
             ..relay.into()
         }
     }
@@ -447,6 +572,7 @@ fn transport_config(config: &Config, identity: &RelayIdentity) -> transport::Con
     transport::Config {
         certificate: Some(Arc::clone(&identity.certificate)),
         lasting: identity.lasting.clone(),
+        generation: identity.generation,
         client_roots: identity.client_roots.clone(),
         client_certificate: identity.upstream_certificate.clone(),
         trust: match &identity.upstream_roots {

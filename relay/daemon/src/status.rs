@@ -58,6 +58,9 @@ pub struct Status {
     pub events: push::PushCounts,
     /// Result of the latest reading of the settings.
     pub reload: Option<Reload>,
+    /// Result of the latest upgrade to a successor that has failed, or of the start. `None`: the relay is of a version
+    /// that cannot be upgraded while it runs.
+    pub upgrade: Option<Reload>,
 }
 
 impl Deref for Status {

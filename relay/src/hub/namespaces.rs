@@ -290,6 +290,18 @@ impl NamespaceState {
         self.next_id
     }
 
+    /// Adds the namespaces of all publishers to a new table of routes.
+    pub(super) fn publish_all(&mut self) {
+        let Some(table) = &mut self.table else { return };
+        for (namespace, entries) in &self.publishers {
+            for entry in entries.iter().filter(|entry| !entry.is_upstream) {
+                let key = AnnouncementKey { link: entry.session, number: entry.number };
+                table.publish(key, namespace, None, Time::now());
+            }
+        }
+        self.spread(&Namespace::default());
+    }
+
     /// Tells watchers whether `namespace`, and every namespace whose routes have changed, was published or withdrawn.
     pub(super) fn spread(&mut self, namespace: &Namespace) {
         self.retell(namespace);

@@ -8,7 +8,8 @@ use std::{
 
 use millrace_moq::{HopId, Namespace};
 use millrace_relay_cluster::{
-    Announcement, AnnouncementKey, AnnouncementRefusal, ClusterLink, Neighbour, NextSource, RouteTable,
+    Announcement, AnnouncementKey, AnnouncementRefusal, ClusterLink, Neighbour, NextSource, RouteLimits,
+    RouteTable,
 };
 use tokio::time::{Instant, sleep_until};
 
@@ -69,7 +70,19 @@ impl PublisherNamespaces {
 }
 
 impl Hub {
-    /// Returns this relay's hop ID, or `None` if it is in no cluster.
+    /// Makes a table of routes for a relay that has none, with the namespaces of its publishers. Returns false if the
+    /// relay has a table.
+    pub fn begin_routes(&self, hop: HopId, max_routes: usize) -> bool {
+        let mut state = self.namespaces.0.lock();
+        if state.table.is_some() {
+            return false;
+        }
+        state.table = Some(RouteTable::new(hop, RouteLimits { per_link: max_routes }));
+        state.publish_all();
+        true
+    }
+
+    /// Returns this relay's hop ID, or `None` if it has no routes.
     pub fn hop(&self) -> Option<HopId> {
         self.namespaces.0.lock().table.as_ref().map(RouteTable::own)
     }

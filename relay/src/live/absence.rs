@@ -99,11 +99,15 @@ impl LiveTrack {
     /// subscriptions end.
     pub(super) fn give_up_waiting(&self) -> Option<SubscriptionEnd> {
         let owner = self.owner();
-        // A publisher may have moved to another relay of the cluster, which then announces the same track.
+        // A publisher may have moved to another relay of the cluster, which then announces the same track, or to the
+        // other process of a takeover, which claims no track.
         let is_cluster = owner == Some(RightHolder::Cluster);
         self.absence
             .lock()
-            .take_if(|absence| absence.owner != owner && !is_cluster)
+            .take_if(|absence| {
+                let is_owned = owner.is_some() && absence.owner.is_some();
+                is_owned && absence.owner != owner && !is_cluster
+            })
             .map(|absence| absence.ended)
     }
 

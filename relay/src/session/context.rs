@@ -50,6 +50,8 @@ pub struct SessionContext {
     link: SessionLinkEnd,
     /// The peer's hop ID and cost, if both relays are members of the cluster.
     hop: OnceLock<PeerHop>,
+    /// True if the peer is the other process of a takeover.
+    is_link: AtomicBool,
     /// True once the peer has announced a namespace of another endpoint, so it acts as a relay.
     announces_routes: AtomicBool,
     /// The draft that the peer speaks.
@@ -168,6 +170,7 @@ impl SessionContext {
             connection,
             link,
             hop: OnceLock::new(),
+            is_link: AtomicBool::new(false),
             announces_routes: AtomicBool::new(false),
             // Without ALPN, which happens only if the relay offers none, draft 18 is assumed.
             draft: agreed.unwrap_or(Draft::D18),
@@ -266,7 +269,16 @@ impl SessionContext {
 
     /// Reports whether the peer is a relay of the cluster.
     pub fn is_relay(&self) -> bool {
-        self.terms().is_some() || self.announces_routes.load(Relaxed)
+        self.terms().is_some() || self.is_link() || self.announces_routes.load(Relaxed)
+    }
+
+    /// Marks the peer as the other process of a takeover. Has to be called before the session runs.
+    pub fn set_link(&self) {
+        self.is_link.store(true, Relaxed);
+    }
+
+    pub fn is_link(&self) -> bool {
+        self.is_link.load(Relaxed)
     }
 
     /// Records that the peer has announced a namespace of another endpoint, so that it acts as a relay.
@@ -455,7 +467,7 @@ impl SessionContext {
 
     /// Reports whether this relay's SETUP to the peer contains its hop ID.
     pub fn is_in_cluster(&self) -> bool {
-        !self.is_upstream() && self.hub.hop().is_some()
+        !self.is_upstream() && self.hub.hop().is_some() && (self.hub.is_in_cluster || self.is_link())
     }
 
     fn set_setup(&self, to: ReceivedSetup) {

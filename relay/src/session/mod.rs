@@ -169,6 +169,23 @@ impl RelaySession {
         }
     }
 
+    /// Makes the session of the private link between both processes of a takeover.
+    pub fn link(
+        hub: Arc<Hub>,
+        access: &Arc<Access>,
+        connection: Arc<Connection>,
+        dialed: Option<Dialed>,
+    ) -> Self {
+        let session = Self::new(hub, access, connection, dialed, None, None);
+        session.context.set_link();
+        session
+    }
+
+    /// Reports whether the peer is the other process of a takeover.
+    pub fn is_link(&self) -> bool {
+        self.context.is_link()
+    }
+
     pub fn id(&self) -> u64 {
         self.context.id()
     }

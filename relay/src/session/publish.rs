@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -104,6 +104,25 @@ impl Publications {
         })
     }
 
+    /// Claims the track for the publisher's identity.
+    ///
+    /// # Errors
+    /// Returns an error if another identity owns the track.
+    fn claim(
+        &self,
+        track: &Arc<LiveTrack>,
+        rights: &Rights,
+        owner: RightHolder,
+    ) -> Result<TrackClaim, RequestError> {
+        if self.context.is_link() {
+            return Ok(TrackClaim::LINK);
+        }
+        track.claim(owner).ok_or_else(|| {
+            rights.count(AccessRefusal::Taken);
+            request_error(AccessRefusal::Taken)
+        })
+    }
+
     /// Serves PUBLISH until either side ends it.
     pub async fn serve(
         self: &Arc<Self>,
@@ -125,9 +144,10 @@ impl Publications {
             };
             return self.context.refuse(stream.send, RequestError::new(code, "already published")).await;
         }
-        let Ok(claim) = claim(&track, rights, rights.identity()) else {
+        let Ok(claim) = self.claim(&track, rights, rights.identity()) else {
             return self.context.refuse(stream.send, request_error(AccessRefusal::Taken)).await;
         };
+        let is_taken = self.take_from_link(&track);
         let rivals = self.settle_rivals(&track, Duration::ZERO).await;
         if let Err(refusal) = self.prepare(&track, publish.properties, &publish.parameters)? {
             return self.context.refuse(stream.send, refusal).await;
@@ -138,6 +158,9 @@ impl Publications {
             rivals,
         };
         let (entry, asks) = self.add(claim, Arc::clone(rights), track, &given, false)?;
+        if is_taken {
+            entry.published.track.hand_over_to(&entry.published.upstream, given.largest);
+        }
         // The relay asks for all objects at once, before there is a subscriber, so that the cache can serve the first
         // subscriber.
         let wanted = Parameters { forward: Some(true), ..Parameters::default() };
@@ -183,7 +206,7 @@ impl Publications {
     /// Sends SUBSCRIBE for `track`, even if there is a subscription already.
     async fn subscribe_anew(self: &Arc<Self>, track: Arc<LiveTrack>) -> Result<(), RequestError> {
         let rights = self.context.authority().may_serve(track.name())?;
-        if !track.is_open_to(&self.context.owner(&rights)) {
+        if !self.context.is_link() && !track.is_open_to(&self.context.owner(&rights)) {
             return Err(request_error(AccessRefusal::Taken));
         }
         // An upstream relay that was restarted may have to wait until its publishers connect again.
@@ -198,6 +221,7 @@ impl Publications {
         let (stream, answer) = ask(&self.context, subscribe).await?;
         match answer {
             Message::SubscribeOk(ok) => {
+                self.take_from_link(&track);
                 let rivals = self.settle_rivals(&track, Duration::ZERO).await;
                 self.adopt(track, ok, stream, rights, rivals)
             }
@@ -216,7 +240,7 @@ impl Publications {
     ) -> Result<(), RequestError> {
         let failed = |error| failed(&self.context, error);
         // Another publisher may have claimed the track while the SUBSCRIBE was under way.
-        let claim = claim(&track, &rights, self.context.owner(&rights))?;
+        let claim = self.claim(&track, &rights, self.context.owner(&rights))?;
         self.prepare(&track, ok.properties, &ok.parameters).map_err(failed)??;
         debug!(session = self.context.id(), track = %track.name().typed(), alias = ok.track_alias, "subscribed to a publisher's track");
         let known = self.get(ok.track_alias).filter(|_| self.context.draft().repeats_subscriptions());
@@ -254,6 +278,16 @@ impl Publications {
             track.data.saw_largest(largest);
         }
         Ok(Ok(()))
+    }
+
+    /// Marks the publication of the other process of a takeover as leaving, because the track's publisher has come to this
+    /// process. Returns false if the track is not from there.
+    fn take_from_link(&self, track: &LiveTrack) -> bool {
+        let link = self.context.hub().link.load(Relaxed);
+        let mut upstreams = track.upstreams();
+        upstreams.retain(|upstream| upstream.publisher == link && link != self.context.id());
+        upstreams.iter().for_each(|upstream| upstream.leave());
+        !upstreams.is_empty()
     }
 
     /// Marks all publications of the upstream relay as leaving: their tracks move to another session.
@@ -500,17 +534,6 @@ async fn sleep_until(deadline: Option<Clock>) {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,
     }
-}
-
-/// Claims the track for the publisher's identity.
-///
-/// # Errors
-/// Returns an error if another identity owns the track.
-fn claim(track: &Arc<LiveTrack>, rights: &Rights, owner: RightHolder) -> Result<TrackClaim, RequestError> {
-    track.claim(owner).ok_or_else(|| {
-        rights.count(AccessRefusal::Taken);
-        request_error(AccessRefusal::Taken)
-    })
 }
 
 /// A registered track of the peer. Dropping it removes the track's publisher, and ends or suspends the track's
