@@ -195,7 +195,7 @@ fn missing(seen: &[ShownObject]) -> u64 {
 }
 
 /// Returns the kernel's share of the media packets between two statuses, percent.
-fn kernel_share(earlier: &Status, later: &Status) -> f64 {
+pub fn kernel_share(earlier: &Status, later: &Status) -> f64 {
     let of = |field: fn(&Status) -> u64| field(later).saturating_sub(field(earlier));
     let kernel = of(|status| status.totals.kernel.packets);
     let userspace = of(|status| status.totals.data_plane.packets);

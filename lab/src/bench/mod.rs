@@ -35,6 +35,7 @@ mod table;
 mod thesis;
 mod traffic;
 mod udp;
+mod upgrade;
 mod usage;
 mod viewer;
 mod watch;
@@ -88,6 +89,8 @@ enum BenchCommand {
     Restarts(restarts::RestartArgs),
     /// Gap and losses of a viewer when one of two publishers of the same media is killed
     Failover(failover::FailoverArgs),
+    /// Gap and losses of viewers while a relay is replaced by its successor
+    Upgrade(upgrade::UpgradeArgs),
     /// A viewer program of the benchmarks `restarts` and `failover`
     #[command(hide = true)]
     Viewer(viewer::ViewerArgs),
@@ -130,6 +133,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         BenchCommand::Storm(args) => storm::run(args),
         BenchCommand::Restarts(args) => restarts::run(args),
         BenchCommand::Failover(args) => failover::run(args),
+        BenchCommand::Upgrade(args) => upgrade::run(args),
         BenchCommand::Viewer(args) => viewer::run(&args),
         BenchCommand::Gate(args) => gate::run(args),
         BenchCommand::Graft(args) => graft::run(args),

@@ -1,0 +1,336 @@
+//! `millrace-lab bench upgrade` replaces a relay by its successor while media flow, and measures what viewers miss.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use millrace_kernel::clock::monotonic_ns;
+use millrace_relay::status::Status;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::contender::{Contender, PORT, STATUS};
+use super::engine;
+use super::failover::kernel_share;
+use super::figures;
+use super::process::BenchProcess;
+use super::restarts::percentile;
+use super::site::BenchSite;
+use super::table::{columns, write_json};
+use super::usage::warn_if_busy;
+use super::viewer::{NAMESPACE, TRACK};
+use crate::lab::Topology;
+use crate::program::product;
+use crate::progress::BenchProgress;
+use crate::stats::median_by;
+
+#[derive(Debug, clap::Args)]
+pub struct UpgradeArgs {
+    /// Relays to measure, in interleaved runs; only Millrace's relays are allowed
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user")]
+    relays: Vec<Contender>,
+    /// Objects per second
+    #[arg(long, default_value_t = 500, value_name = "HZ")]
+    rate_hz: u32,
+    /// Number of objects in a group: a viewer that moves goes on with the next group
+    #[arg(long, default_value_t = 50, value_name = "N")]
+    objects_per_group: u32,
+    /// Number of viewers
+    #[arg(long, default_value_t = 32, value_name = "K")]
+    subscribers: usize,
+    /// Number of measurements of each relay
+    #[arg(long, default_value_t = 20)]
+    rounds: usize,
+    /// Write the results to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Time that media flow before the upgrade, and the time in which the kernel's share is measured before and after.
+const RUNNING: Duration = Duration::from_secs(1);
+/// Time from the end of the command until the kernel's share is measured, unless the old process ends later.
+const SETTLED: Duration = Duration::from_secs(1);
+/// The longest time that clients may take to leave the old process.
+const DRAIN: &str = "10s";
+/// Longest wait for any state.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(20);
+
+pub fn run(args: UpgradeArgs) -> anyhow::Result<()> {
+    let is_ours = |relay: &Contender| relay.engine().is_some();
+    ensure!(args.relays.iter().all(is_ours), "--relays must be Millrace's: others have no upgrade");
+    ensure!(
+        args.rounds > 0 && args.rate_hz > 0 && args.objects_per_group > 0 && args.subscribers > 0,
+        "--rounds, --rate-hz, --objects-per-group and --subscribers must be at least 1"
+    );
+    warn_if_busy()?;
+    let site = BenchSite::new(&Topology::standard(1, 1))?;
+    let mut rows: Vec<_> =
+        args.relays.iter().map(|relay| UpgradeRow { relay: *relay, rounds: Vec::new() }).collect();
+    let progress = BenchProgress::with_steps(args.rounds * rows.len());
+    for round in 1..=args.rounds {
+        for row in &mut rows {
+            progress.begin(format!("round {round}, {}", row.relay.label()));
+            let seen = args.round(&site, row.relay).map_err(|error| format!("{error:#}"));
+            progress.end(&match &seen {
+                Ok(seen) => {
+                    format!("longest gap {:.0} ms, {} lost, {} skipped", seen.gap_ms, seen.lost, seen.skipped)
+                }
+                Err(error) => error.clone(),
+            })?;
+            row.rounds.push(seen);
+        }
+    }
+    drop(progress);
+    print!("{}", render(&rows));
+    let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
+    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
+    figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
+}
+
+/// What the viewers saw of one upgrade.
+#[derive(Debug, Default, PartialEq)]
+struct UpgradeFigures {
+    /// Longest time between two objects of a viewer, from shortly before the upgrade on, ms.
+    gap_ms: f64,
+    /// Number of missing objects, over all viewers, that are not `skipped`.
+    lost: u64,
+    /// Number of objects, over all viewers, in the rest of the group at which a viewer left the old process: it asked
+    /// the successor for the next group on.
+    skipped: u64,
+    duplicates: u64,
+    /// Duration of the command, ms.
+    command_ms: f64,
+    /// Time from the upgrade until the old process has ended, ms.
+    drained_ms: f64,
+    /// Share of the packets to viewers that the kernel sent before, and from [`SETTLED`] after the upgrade, percent.
+    kernel_before: f64,
+    kernel_after: f64,
+}
+
+struct UpgradeRow {
+    relay: Contender,
+    rounds: Vec<Result<UpgradeFigures, String>>,
+}
+
+/// The successor's process, which is ended when this value is dropped.
+struct SuccessorProcess(u32);
+
+impl Drop for SuccessorProcess {
+    fn drop(&mut self) {
+        let _ = i32::try_from(self.0).map(|pid| kill(Pid::from_raw(pid), Signal::SIGKILL)); // fails if it has ended
+    }
+}
+
+impl UpgradeArgs {
+    fn round(&self, site: &BenchSite, relay: Contender) -> anyhow::Result<UpgradeFigures> {
+        let mut old = site.start_relay_with(relay, &["--drain-timeout", DRAIN])?;
+        let url = format!("moqt://{}:{PORT}", site.relay()?.addr_v4());
+        let publisher = format!(
+            "publish --generate --name {NAMESPACE} --track {TRACK} --rate-hz {} --objects-per-group {} \
+             --tls-disable-verify {url}",
+            self.rate_hz, self.objects_per_group,
+        );
+        let _publisher = start(site, "pub", "publisher", &publisher)?;
+        let series = site.directory().join("series");
+        let viewers = format!(
+            "subscribe --name {NAMESPACE} --track {TRACK} --subscribers {} --json --reconnect --series {} \
+             --tls-disable-verify {url}",
+            self.subscribers,
+            series.display(),
+        );
+        let viewers = start(site, "sub1", "viewers", &viewers)?;
+        let ask = || site.relay()?.enter(engine::ask)?;
+        let all = self.subscribers as u64;
+        wait_for("the viewers", || Ok(subscribers(&ask()?) == all))?;
+        sleep(RUNNING);
+        let first = ask()?;
+        sleep(RUNNING);
+        let before = ask()?;
+        let began = monotonic_ns();
+        let mut command = site.relay()?.command(product()?);
+        command.args(["relay", "upgrade", "--http", &STATUS.to_string(), "--http-token-file", "off"]);
+        finish(&mut command)?;
+        let done = monotonic_ns();
+        let _successor = SuccessorProcess(ask_pid(site)?);
+        wait_for("the viewers at the successor", || Ok(subscribers(&ask()?) == all))?;
+        wait_for("the end of the old process", || Ok(old.check_runs().is_err()))?;
+        let drained = monotonic_ns();
+        sleep(SETTLED.saturating_sub(Duration::from_nanos(drained - done)));
+        let settled = ask()?;
+        sleep(RUNNING);
+        let end = ask()?;
+        viewers.interrupt(PATIENCE)?;
+        let seen = parse(&std::fs::read_to_string(&series).context("the viewers' series")?)?;
+        ensure!(seen.len() == self.subscribers, "{} of {} viewers have media", seen.len(), self.subscribers);
+        let ms = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1e6;
+        Ok(UpgradeFigures {
+            command_ms: ms(began, done),
+            drained_ms: ms(began, drained),
+            kernel_before: kernel_share(&first, &before),
+            kernel_after: kernel_share(&settled, &end),
+            ..judge(&seen, began, u64::from(self.objects_per_group))
+        })
+    }
+}
+
+fn start(site: &BenchSite, node: &str, name: &'static str, arguments: &str) -> anyhow::Result<BenchProcess> {
+    let mut command = site.node(node)?.command(product()?);
+    command.args(arguments.split_whitespace());
+    BenchProcess::start(name, command, site.directory())
+}
+
+fn finish(command: &mut Command) -> anyhow::Result<()> {
+    let output = command.output()?;
+    ensure!(output.status.success(), "the upgrade: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
+}
+
+fn wait_for(what: &str, mut is: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+    let began = Instant::now();
+    // While the HTTP server changes hands, nobody answers.
+    while !is().unwrap_or(false) {
+        ensure!(began.elapsed() < PATIENCE, "timed out after {PATIENCE:?} waiting for: {what}");
+        sleep(LOOK);
+    }
+    Ok(())
+}
+
+fn subscribers(status: &Status) -> u64 {
+    status.sessions.iter().filter(|session| !session.relay).map(|session| session.subscriptions).sum()
+}
+
+fn ask_pid(site: &BenchSite) -> anyhow::Result<u32> {
+    let fetch = || millrace_daemon::http::fetch(STATUS, "/status", None);
+    let (_, body) = site.relay()?.enter(fetch)??;
+    let status: Value = serde_json::from_str(&body)?;
+    let pid = status["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+    pid.context("the relay's status has no process ID")
+}
+
+/// An object that has arrived: its number, and the time of its arrival, ns.
+type Arrival = (u64, u64);
+
+/// Parses the series of `millrace subscribe`, by viewer.
+fn parse(series: &str) -> anyhow::Result<Vec<Vec<Arrival>>> {
+    let mut viewers: BTreeMap<u64, Vec<Arrival>> = BTreeMap::new();
+    for line in series.lines() {
+        let mut numbers = line.split(',').map(str::parse::<u64>);
+        // The first line has the names of the columns.
+        let Some(Ok(viewer)) = numbers.next() else { continue };
+        let mut next = || numbers.next().context("too few numbers")?.context("no number");
+        let sequence = next()?;
+        let arrived = next()? + next()?;
+        viewers.entry(viewer).or_default().push((sequence, arrived));
+    }
+    Ok(viewers.into_values().collect())
+}
+
+/// Judges what viewers got around an upgrade that began at `began`, ns.
+fn judge(viewers: &[Vec<Arrival>], began: u64, objects_per_group: u64) -> UpgradeFigures {
+    let mut figures = UpgradeFigures::default();
+    for seen in viewers {
+        let gaps = seen.windows(2).filter(|pair| pair[1].1 > began);
+        let gap = gaps.map(|pair| pair[1].1.saturating_sub(pair[0].1)).max().unwrap_or(0);
+        figures.gap_ms = figures.gap_ms.max(gap as f64 / 1e6);
+        // What was lost before is not of the upgrade.
+        let first = seen.iter().rposition(|(_, arrived)| *arrived < began).unwrap_or(0);
+        let seen = &seen[first..];
+        let distinct: HashSet<_> = seen.iter().map(|(sequence, _)| *sequence).collect();
+        figures.duplicates += (seen.len() - distinct.len()) as u64;
+        let mut numbers: Vec<_> = distinct.into_iter().collect();
+        numbers.sort_unstable();
+        for pair in numbers.windows(2) {
+            let missing = pair[1] - pair[0] - 1;
+            // Before the next group, a viewer may miss the rest of the group that it left, and no more.
+            match pair[1] % objects_per_group == 0 && missing < objects_per_group {
+                true => figures.skipped += missing,
+                false => figures.lost += missing,
+            }
+        }
+    }
+    figures
+}
+
+impl UpgradeRow {
+    fn each(&self, of: fn(&UpgradeFigures) -> f64) -> Vec<f64> {
+        self.rounds.iter().flatten().map(of).collect()
+    }
+
+    fn sum(&self, of: fn(&UpgradeFigures) -> u64) -> u64 {
+        self.rounds.iter().flatten().map(of).sum()
+    }
+
+    fn json(&self, args: &UpgradeArgs) -> Value {
+        json!({
+            "relay": self.relay.relay(), "engine": self.relay.engine(), "rate_hz": args.rate_hz,
+            "objects_per_group": args.objects_per_group, "subscribers": args.subscribers,
+            "gap_ms": self.each(|seen| seen.gap_ms), "command_ms": self.each(|seen| seen.command_ms),
+            "drained_ms": self.each(|seen| seen.drained_ms), "lost": self.sum(|seen| seen.lost),
+            "skipped": self.sum(|seen| seen.skipped), "duplicates": self.sum(|seen| seen.duplicates),
+            "kernel_percent_before": self.each(|seen| seen.kernel_before),
+            "kernel_percent_after": self.each(|seen| seen.kernel_after),
+            "errors": self.rounds.iter().filter_map(|round| round.as_ref().err()).collect::<Vec<_>>(),
+        })
+    }
+
+    fn line(&self) -> Vec<String> {
+        let three = |values: Vec<f64>| {
+            let at = |percent| percentile(values.clone(), percent);
+            format!("{:.0}/{:.0}/{:.0}", at(50), at(95), at(100))
+        };
+        let seen: Vec<_> = self.rounds.iter().flatten().collect();
+        let before = median_by(&seen, |seen| seen.kernel_before);
+        let after = median_by(&seen, |seen| seen.kernel_after);
+        vec![
+            self.relay.label(),
+            format!("{}/{}", seen.len(), self.rounds.len()),
+            three(self.each(|seen| seen.gap_ms)),
+            self.sum(|seen| seen.lost).to_string(),
+            self.sum(|seen| seen.skipped).to_string(),
+            self.sum(|seen| seen.duplicates).to_string(),
+            three(self.each(|seen| seen.command_ms)),
+            three(self.each(|seen| seen.drained_ms)),
+            format!("{before:.1}/{after:.1}"),
+        ]
+    }
+}
+
+fn render(rows: &[UpgradeRow]) -> String {
+    let head = [
+        "relay",
+        "measured",
+        "longest gap p50/p95/max ms",
+        "lost",
+        "skipped",
+        "twice",
+        "command p50/p95/max ms",
+        "old process ended p50/p95/max ms",
+        "kernel's share before/after %",
+    ];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    lines.extend(rows.iter().map(UpgradeRow::line));
+    let errors = rows
+        .iter()
+        .filter_map(|row| Some(format!("{}: {}\n", row.relay.label(), figures::error(&row.rounds)?)));
+    columns(&lines) + &errors.collect::<String>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_before_the_next_group_are_skipped_and_others_are_lost() {
+        let series = "subscriber,sequence,sent_ns,latency_ns\n0,8,8,1\n0,10,10,2\n0,11,11,5\n1,7,7,0\n1,9,9,0\n1,9,9,1\n";
+        let seen = parse(series).unwrap();
+        assert_eq!(seen, [vec![(8, 9), (10, 12), (11, 16)], vec![(7, 7), (9, 9), (9, 10)]]);
+        let figures = judge(&seen, 7, 5);
+        assert_eq!((figures.lost, figures.skipped, figures.duplicates), (1, 1, 1));
+        assert!((figures.gap_ms - 4e-6).abs() < 1e-12, "{figures:?}");
+    }
+}
