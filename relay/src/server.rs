@@ -584,7 +584,9 @@ impl ServerShared {
             let over = self.session_over.notified();
             // After a takeover, clients have a relay to move to without a pause, so none is closed before it leaves.
             let has_left = self.left.load(Relaxed);
-            let is_over = |session: &Arc<RelaySession>| session.is_link() || !has_left && session.is_idle();
+            let may_leave = |session: &RelaySession| has_left && !session.is_dialed();
+            let is_over =
+                |session: &Arc<RelaySession>| session.is_link() || session.is_idle() && !may_leave(session);
             if self.sessions.lock().values().all(is_over) {
                 return;
             }

@@ -99,8 +99,8 @@ struct UpgradeFigures {
     gap_ms: f64,
     /// Number of missing objects, over all viewers, that are not `skipped`.
     lost: u64,
-    /// Number of objects, over all viewers, in the rest of the group at which a viewer left the old process: it asked
-    /// the successor for the next group on.
+    /// Number of objects, over all viewers, between the last one of the old process and the next group, from which on a
+    /// viewer asks the successor for objects.
     skipped: u64,
     duplicates: u64,
     /// Duration of the command, ms.
@@ -244,13 +244,15 @@ fn judge(viewers: &[Vec<Arrival>], began: u64, objects_per_group: u64) -> Upgrad
         figures.duplicates += (seen.len() - distinct.len()) as u64;
         let mut numbers: Vec<_> = distinct.into_iter().collect();
         numbers.sort_unstable();
-        for pair in numbers.windows(2) {
+        let mut has_moved = false;
+        for pair in numbers.windows(2).filter(|pair| pair[1] > pair[0] + 1) {
             let missing = pair[1] - pair[0] - 1;
-            // Before the next group, a viewer may miss the rest of the group that it left, and no more.
-            match pair[1] % objects_per_group == 0 && missing < objects_per_group {
+            // A viewer moves once. All other gaps are losses.
+            match !has_moved && pair[1].is_multiple_of(objects_per_group) {
                 true => figures.skipped += missing,
                 false => figures.lost += missing,
             }
+            has_moved = true;
         }
     }
     figures

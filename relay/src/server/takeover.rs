@@ -28,6 +28,8 @@ use crate::session::{Dialed, PeerTerms, RelaySession};
 pub const LINK_NAME: &str = "millrace-takeover";
 /// The longest time that the private link may take to be established.
 const LINK_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest time from the start of a successor until it connects.
+const LINK_OPEN: Duration = Duration::from_secs(100);
 
 /// The most namespaces to which a process of a takeover may announce routes.
 const MAX_ROUTES: usize = 1 << 16;
@@ -134,15 +136,22 @@ impl ServerShared {
 
     /// Accepts the connection of the successor, and no other: clients without a certificate are refused.
     async fn accept_link(self: Arc<Self>, endpoint: Endpoint) {
-        while let Some(incoming) = endpoint.accept().await {
-            match time::timeout(LINK_TIMEOUT, incoming.accept()).await {
-                // The handshake has checked that the certificate is the successor's.
-                Ok(Ok(connection)) if connection.quic.peer_identity().is_some() => {
-                    return self.run_link(connection, false).await;
+        let successor = async {
+            while let Some(incoming) = endpoint.accept().await {
+                match time::timeout(LINK_TIMEOUT, incoming.accept()).await {
+                    // The handshake has checked that the certificate is the successor's.
+                    Ok(Ok(connection)) if connection.quic.peer_identity().is_some() => {
+                        return Some(connection);
+                    }
+                    Ok(Ok(connection)) => connection.quic.close(0_u32.into(), b"no certificate"),
+                    Ok(Err(_)) | Err(_) => {}
                 }
-                Ok(Ok(connection)) => connection.quic.close(0_u32.into(), b"no certificate"),
-                Ok(Err(_)) | Err(_) => {}
             }
+            None
+        };
+        // A successor that cannot start does not connect.
+        if let Ok(Some(connection)) = time::timeout(LINK_OPEN, successor).await {
+            self.run_link(connection, false).await;
         }
     }
 
