@@ -5,7 +5,6 @@
 #[path = "relay/peer.rs"]
 mod peer;
 mod process;
-#[allow(dead_code)]
 #[path = "support/site.rs"]
 mod site;
 

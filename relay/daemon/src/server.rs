@@ -80,7 +80,7 @@ pub struct RunningServer {
 
 /// The discovery of other relays, which is not started before the relay receives packets.
 enum DiscoveryStage {
-    Prepared(Option<RelayDiscovery>),
+    Prepared(Option<Box<RelayDiscovery>>),
     Running(RunningDiscovery),
 }
 
@@ -240,7 +240,7 @@ impl RunningServer {
             _follower: follower,
             guard,
             access,
-            discovery: Mutex::new(DiscoveryStage::Prepared(identity.discovery)),
+            discovery: Mutex::new(DiscoveryStage::Prepared(identity.discovery.map(Box::new))),
             lasting,
             generation: identity.generation,
             listen: config.listen.clone(),
