@@ -116,7 +116,7 @@ async fn client(server: SocketAddr) -> Arc<Connection> {
         trust: ServerTrust::Anyone,
         alpn: vec![ALPN.to_vec()],
         idle_timeout: IDLE,
-        keep_alive: None,
+        keep_alive: false,
         ..Config::default()
     };
     let endpoint = Endpoint::bind((Ipv4Addr::LOCALHOST, 0).into(), config).unwrap();
