@@ -18,7 +18,7 @@ use millrace_access::Access;
 use millrace_moq::{HopId, message::SetupOptions};
 use millrace_transport::{self as transport, BindError, Connection, Endpoint, takeover::Predecessor};
 use rustls::{RootCertStore, sign::CertifiedKey};
-use tokio::time;
+use tokio::{task::JoinSet, time};
 use tracing::{info, warn};
 
 use super::{Server, ServerShared};
@@ -28,6 +28,8 @@ use crate::session::{Dialed, PeerTerms, RelaySession};
 pub const LINK_NAME: &str = "millrace-takeover";
 /// The longest time that the private link may take to be established.
 const LINK_TIMEOUT: Duration = Duration::from_secs(5);
+/// The most handshakes on the private link at a time.
+const MAX_HANDSHAKES: usize = 64;
 /// The longest time from the start of a successor until it connects.
 const LINK_OPEN: Duration = Duration::from_secs(100);
 
@@ -137,17 +139,27 @@ impl ServerShared {
     /// Accepts the connection of the successor, and no other: clients without a certificate are refused.
     async fn accept_link(self: Arc<Self>, endpoint: Endpoint) {
         let successor = async {
-            while let Some(incoming) = endpoint.accept().await {
-                match time::timeout(LINK_TIMEOUT, incoming.accept()).await {
-                    // The handshake has checked that the certificate is the successor's.
-                    Ok(Ok(connection)) if connection.quic.peer_identity().is_some() => {
-                        return Some(connection);
+            // Handshakes of other programs of this host must not delay the successor's.
+            let mut handshakes = JoinSet::new();
+            loop {
+                tokio::select! {
+                    incoming = endpoint.accept() => {
+                        let incoming = incoming?;
+                        match handshakes.len() < MAX_HANDSHAKES {
+                            true => drop(handshakes.spawn(time::timeout(LINK_TIMEOUT, incoming.accept()))),
+                            false => incoming.refuse(),
+                        }
                     }
-                    Ok(Ok(connection)) => connection.quic.close(0_u32.into(), b"no certificate"),
-                    Ok(Err(_)) | Err(_) => {}
+                    Some(done) = handshakes.join_next() => {
+                        let Ok(Ok(Ok(connection))) = done else { continue };
+                        // The handshake has checked that the certificate is the successor's.
+                        if connection.quic.peer_identity().is_some() {
+                            return Some(connection);
+                        }
+                        connection.quic.close(0_u32.into(), b"no certificate");
+                    }
                 }
             }
-            None
         };
         // A successor that cannot start does not connect.
         if let Ok(Some(connection)) = time::timeout(LINK_OPEN, successor).await {

@@ -63,14 +63,13 @@ impl Publications {
         OperatorCounters::count(&counters.gaps_asked);
         let filled = self.fetch_missing(published, missing, group, &silent).await;
         let session = self.context.id();
-        let name = track.name().typed();
         let is_over = self.context.connection().quic.close_reason().is_some() || !track.has_source(upstream);
         if filled.is_err() && is_over {
             return; // The next source is asked.
         }
         match filled {
             Ok((objects, is_whole)) => {
-                info!(session, track = %name, from = ?missing.0, group, objects, is_whole, "fetched the objects that the track missed while its source was away");
+                info!(session, track = %track.name().typed(), from = ?missing.0, group, objects, is_whole, "fetched the objects that the track missed while its source was away");
                 track.end_gap(group, is_whole);
             }
             Err(error) => {
@@ -80,7 +79,7 @@ impl Publications {
                     GapError::Cut => (&counters.gaps_cut, "its answer broke off or is too large"),
                 };
                 OperatorCounters::count(counter);
-                info!(session, track = %name, reason, "the source cannot give the objects that the track missed: subscribers do without them");
+                info!(session, track = %track.name().typed(), reason, "the source cannot give the objects that the track missed: subscribers do without them");
                 track.end_gap(group, false);
             }
         }
