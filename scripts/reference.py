@@ -622,7 +622,7 @@ PARTS = [
     ("Relay", "relay/", "moq/", "quic/"), ("Gate", "gate/"), ("Cost", "cost/"), ("Fan-out", "fanout/"), ("Graft", "graft/"),
     ("Commands", "millrace/"), ("All daemons", "base/", "daemon/", "kernel/"),
 ]  # fmt: skip
-LOG = re.compile(rf"\b(?:tracing::)?(error|warn|info)!\(((?:[^\"]|{STRING})*?)\)[;,\n]", re.S)
+LOG = re.compile(r"\b(?:tracing::)?(error|warn|info)!\(")
 ERROR = re.compile(rf"#\[error\(\s*({STRING})", re.S)
 # What makes or wraps an error where it happens, by macros and methods of anyhow. The text of `ensure!` is its second argument.
 MADE = re.compile(r"\b(?P<macro>bail|anyhow|ensure)!\s*[(\[{]|\.(?:with_)?context\(\s*(?:(?:move )?\|\|\s*)?(?:\{\s*)?(?:format!\(\s*)?")
@@ -639,9 +639,10 @@ def messages():
                 text = read(file).split("#[cfg(test)]\nmod tests")[0]
                 for said in map(message, [*ERROR.findall(text), *made_errors(text)]):
                     errors.setdefault(said, []).append(file)
-                for level, args in LOG.findall(text):
-                    if texts := re.findall(STRING, args):
-                        logs.add((message(texts[-1]), level))
+                bare = blank(text)
+                for call in LOG.finditer(bare):
+                    if texts := re.findall(STRING, text[call.end() : find_closing(bare, call.end())]):
+                        logs.add((message(texts[-1]), call[1]))
         log_rows = [(cell_of_message(said), level) for said, level in sorted(logs, key=lambda it: (it[0].lower(), it[1])) if says_something(said)]
         rows = [
             (cell_of_message(said), ", ".join(map(code, dict.fromkeys(files))))
