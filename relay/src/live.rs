@@ -76,7 +76,7 @@ pub struct LiveTrack {
     pub copies: SharedSubgroups,
     /// Set while the track's subscriptions wait for a publisher to return. Locked after `upstreams`.
     absence: Mutex<Option<Absence>>,
-    /// What the track may have missed since its source was lost or has changed.
+    /// The objects that the track may have missed since its source was lost or has changed.
     pub gap: TrackGap,
     /// This lock is held while the relay searches for publishers of the track, so that there is one search at a time.
     pub connecting: tokio::sync::Mutex<()>,

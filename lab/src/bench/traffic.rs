@@ -28,7 +28,7 @@ const TRACK: &str = "objects";
 /// that a new subscriber does not wait long for the start of one. They are long enough that the cost of opening streams
 /// does not affect the results.
 const OBJECTS_PER_GROUP: u32 = 100;
-/// Number of subscribers from which they are those of `lab receivers`, thousands of which fit into a process. Fewer are
+/// From this number on, subscribers are those of `lab receivers`, since a process holds thousands of them. Fewer are
 /// clients as in applications.
 pub const MANY: usize = 500;
 /// Number of sockets of these subscribers.

@@ -92,7 +92,7 @@ pub fn run(args: UpgradeArgs) -> anyhow::Result<()> {
     figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
 }
 
-/// What the viewers saw of one upgrade.
+/// The gaps and losses of all viewers over one upgrade.
 #[derive(Debug, Default, PartialEq)]
 struct UpgradeFigures {
     /// Longest time between two objects of a viewer, from shortly before the upgrade on, ms.

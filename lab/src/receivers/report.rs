@@ -162,7 +162,7 @@ impl ReceiverCounters {
         }
     }
 
-    /// Notes how many objects have arrived until now, of which the rate is computed. This is called often. Once all
+    /// Notes how many objects have arrived until now, for the rate. This is called often. Once all
     /// sessions are served, the latencies begin anew, since those of the handshakes' time say little.
     pub fn look(&mut self, now: Instant, sessions: u64) {
         if self.rate_marks.is_none() && self.served + self.ended_early() >= sessions {

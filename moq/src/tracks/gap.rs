@@ -1,4 +1,4 @@
-//! What a track has missed while its source was away or changed.
+//! The gap of a track: the objects that it has missed while its source was away or changed.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ pub struct GapState {
 
 impl GapState {
     /// Opens the gap behind the largest object of the track, unless it is open already or nothing has arrived. The
-    /// cache does not answer for the gap from then on. A gap that is open, and of which nothing is missing, is replaced.
+    /// cache does not answer for the gap from then on. An open gap in which nothing is missing is replaced.
     pub fn open(&mut self, data: &Track) {
         let Some(last) = data.last_seen() else { return };
         let until = self.until.map(|group| Location { group, object: 0 });

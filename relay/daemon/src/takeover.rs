@@ -70,7 +70,7 @@ enum ToPredecessor {
     Failed(String),
 }
 
-/// What a successor has to know of the process before it.
+/// The data that a successor needs of the process before it.
 #[derive(Serialize, Deserialize)]
 struct Inheritance {
     version: u32,

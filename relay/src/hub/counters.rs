@@ -39,8 +39,9 @@ pub struct OperatorCounters {
     pub upstream_changes: AtomicU64,
     /// Times that a track moved from one relay of the cluster to another.
     pub reroutes: AtomicU64,
-    /// FETCHes for what tracks have missed while their source was away or changed, the objects that came, and the
-    /// FETCHes that were refused, had no answer in time, or ended early because the answer broke off or was too large.
+    /// FETCHes for objects that tracks have missed while their source was away or changed. The next four fields count
+    /// the objects that came, and FETCHes that were refused, had no answer in time, or whose answer broke off or was too
+    /// large.
     pub gaps_asked: AtomicU64,
     pub gap_objects: AtomicU64,
     pub gaps_refused: AtomicU64,

@@ -219,7 +219,7 @@ impl SharedSubgroups {
         arriving.extract_if(is_wanted).filter_map(|(_, shared)| Some(shared.kept?.0)).collect()
     }
 
-    /// Returns the smallest group of which a subgroup is kept.
+    /// Returns the smallest group that has a kept subgroup.
     pub fn first_kept(&self) -> Option<u64> {
         let arriving = self.arriving.lock();
         arriving.iter().filter(|(_, shared)| shared.kept.is_some()).map(|(key, _)| key.0).min()

@@ -25,7 +25,7 @@ pub struct MemoryArgs {
     /// Relays to measure, in interleaved runs, beside a bare quinn server
     #[arg(long, value_enum, value_delimiter = ',', default_value = "user,kernel")]
     relays: Vec<Contender>,
-    /// What sessions do, in interleaved runs
+    /// States of the sessions, in interleaved runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "idle,active")]
     states: Vec<SessionState>,
     /// Numbers of sessions between which memory is compared
