@@ -12,16 +12,15 @@ use serde_json::{Value, json};
 
 use super::contender::{Contender, PORT};
 use super::engine;
-use super::figures;
 use super::process::BenchProcess;
 use super::restarts::percentile;
+use super::rounds::RelayRounds;
 use super::site::BenchSite;
-use super::table::{columns, write_json};
+use super::table::columns;
 use super::usage::warn_if_busy;
 use super::viewer::{self, ShownObject};
 use crate::lab::Topology;
 use crate::program::product;
-use crate::progress::BenchProgress;
 use crate::stats::median_by;
 
 #[derive(Debug, clap::Args)]
@@ -60,25 +59,11 @@ pub fn run(args: FailoverArgs) -> anyhow::Result<()> {
     );
     warn_if_busy()?;
     let site = BenchSite::new(&Topology::standard(1, 1))?;
-    let mut rows: Vec<_> =
-        args.relays.iter().map(|relay| FailoverRow { relay: *relay, rounds: Vec::new() }).collect();
-    let progress = BenchProgress::with_steps(args.rounds * rows.len());
-    for round in 1..=args.rounds {
-        for row in &mut rows {
-            progress.begin(format!("round {round}, {}", row.relay.label()));
-            let seen = args.round(&site, row.relay).map_err(|error| format!("{error:#}"));
-            progress.end(&match &seen {
-                Ok(seen) => format!("longest gap {:.0} ms, {} missing", seen.gap_ms, seen.missing),
-                Err(error) => error.clone(),
-            })?;
-            row.rounds.push(seen);
-        }
-    }
-    drop(progress);
-    print!("{}", render(&rows, args.group_ms()));
-    let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
-    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
-    figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
+    let summary =
+        |seen: &FailoverFigures| format!("longest gap {:.0} ms, {} missing", seen.gap_ms, seen.missing);
+    let rows = RelayRounds::measure(&args.relays, args.rounds, |relay| args.round(&site, relay), summary)?;
+    let text = render(&rows, args.group_ms());
+    RelayRounds::report(&rows, &text, |row| row.json(&args), args.json.as_deref())
 }
 
 /// A viewer's gap, and the objects that it missed or got twice, when the leading publisher was killed.
@@ -92,11 +77,6 @@ struct FailoverFigures {
     /// percent.
     kernel_before: f64,
     kernel_after: f64,
-}
-
-struct FailoverRow {
-    relay: Contender,
-    rounds: Vec<Result<FailoverFigures, String>>,
 }
 
 impl FailoverArgs {
@@ -202,13 +182,11 @@ pub fn kernel_share(earlier: &Status, later: &Status) -> f64 {
     100.0 * kernel as f64 / (kernel + userspace).max(1) as f64
 }
 
+type FailoverRow = RelayRounds<FailoverFigures>;
+
 impl FailoverRow {
     fn gaps(&self) -> Vec<f64> {
-        self.rounds.iter().flatten().map(|seen| seen.gap_ms).collect()
-    }
-
-    fn sum(&self, of: impl Fn(&FailoverFigures) -> u64) -> u64 {
-        self.rounds.iter().flatten().map(of).sum()
+        self.each(|seen| seen.gap_ms)
     }
 
     fn ended(&self) -> usize {
@@ -225,14 +203,13 @@ impl FailoverRow {
     }
 
     fn json(&self, args: &FailoverArgs) -> Value {
-        let each = |of: fn(&FailoverFigures) -> f64| self.rounds.iter().flatten().map(of).collect::<Vec<_>>();
         json!({
             "relay": self.relay.relay(), "engine": self.relay.engine(), "rate_hz": args.rate_hz,
             "group_ms": args.group_ms(), "gap_ms": self.gaps(),
             "missing": self.sum(|seen| seen.missing), "duplicates": self.sum(|seen| seen.duplicates as u64),
             "ended": self.ended(),
-            "kernel_percent_before": each(|seen| seen.kernel_before),
-            "kernel_percent_after": each(|seen| seen.kernel_after),
+            "kernel_percent_before": self.each(|seen| seen.kernel_before),
+            "kernel_percent_after": self.each(|seen| seen.kernel_after),
             "errors": self.rounds.iter().filter_map(|round| round.as_ref().err()).collect::<Vec<_>>(),
         })
     }
@@ -271,10 +248,7 @@ fn render(rows: &[FailoverRow], group_ms: f64) -> String {
     ];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     lines.extend(rows.iter().map(|row| row.line(group_ms)));
-    let errors = rows
-        .iter()
-        .filter_map(|row| Some(format!("{}: {}\n", row.relay.label(), figures::error(&row.rounds)?)));
-    columns(&lines) + &errors.collect::<String>()
+    columns(&lines) + &RelayRounds::errors(rows)
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ mod profile;
 mod relay;
 mod replay;
 mod restarts;
+mod rounds;
 mod run;
 mod site;
 mod storm;

@@ -15,14 +15,12 @@ use serde_json::{Value, json};
 use super::contender::{Contender, PORT};
 use super::engine;
 use super::process::BenchProcess;
+use super::rounds::{MedianColumn, RelayRounds};
 use super::site::BenchSite;
-use super::table::{columns, write_json};
 use super::usage::{UsageReading, warn_if_busy};
 use crate::lab::Topology;
 use crate::program::product;
-use crate::progress::BenchProgress;
 use crate::receivers::report::ReceiversReport;
-use crate::stats::Spread;
 
 #[derive(Debug, clap::Args)]
 pub struct MoveArgs {
@@ -69,32 +67,11 @@ pub fn run(args: MoveArgs) -> anyhow::Result<()> {
     args.check()?;
     warn_if_busy()?;
     let site = BenchSite::new(&Topology::standard(1, 1))?;
-    let mut rows: Vec<MoveRow> =
-        args.relays.iter().map(|relay| MoveRow { relay: *relay, rounds: Vec::new() }).collect();
-    let progress = BenchProgress::with_steps(args.rounds * rows.len());
-    for round in 1..=args.rounds {
-        for row in &mut rows {
-            progress.begin(format!("round {round}, {}", row.relay.label()));
-            let figures = args.round(&site, row.relay).map_err(|error| format!("{error:#}"));
-            progress.end(&match &figures {
-                Ok(figures) => {
-                    format!("all viewers served again {:.0} ms after the last one moved", figures.back_ms)
-                }
-                Err(error) => error.clone(),
-            })?;
-            row.rounds.push(figures);
-        }
-    }
-    drop(progress);
-    print!("{}", render(&rows));
-    let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
-    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
-    super::figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
-}
-
-struct MoveRow {
-    relay: Contender,
-    rounds: Vec<Result<MoveFigures, String>>,
+    let summary =
+        |it: &MoveFigures| format!("all viewers served again {:.0} ms after the last one moved", it.back_ms);
+    let rows = RelayRounds::measure(&args.relays, args.rounds, |relay| args.round(&site, relay), summary)?;
+    let text = RelayRounds::medians(&rows, &COLUMNS);
+    RelayRounds::report(&rows, &text, |row| row.json(&args), args.json.as_deref())
 }
 
 struct MoveFigures {
@@ -114,10 +91,7 @@ struct MoveFigures {
     viewers: ReceiversReport,
 }
 
-type Figure = fn(&MoveFigures) -> f64;
-
-/// Columns of the table: heading, measured value, number of decimals.
-const COLUMNS: [(&str, Figure, usize); 9] = [
+const COLUMNS: [MedianColumn<MoveFigures>; 9] = [
     ("ready ms", |it| it.ready_ms, 0),
     ("back ms", |it| it.back_ms, 0),
     ("media again p50", |it| it.viewers.resumed_ms.map_or(f64::NAN, |it| it.p50), 0),
@@ -129,11 +103,7 @@ const COLUMNS: [(&str, Figure, usize); 9] = [
     ("bytes a viewer", |it| it.viewers.bytes_per_session as f64, 0),
 ];
 
-impl MoveRow {
-    fn spread(&self, of: impl Fn(&MoveFigures) -> f64) -> Option<Spread> {
-        Spread::from_values(&self.rounds.iter().flatten().map(of).collect::<Vec<_>>())
-    }
-
+impl RelayRounds<MoveFigures> {
     fn json(&self, args: &MoveArgs) -> Value {
         let round = |round: &Result<MoveFigures, String>| match round {
             Ok(it) => json!({
@@ -149,24 +119,6 @@ impl MoveRow {
             "rounds": self.rounds.iter().map(round).collect::<Vec<_>>(),
         })
     }
-}
-
-fn render(rows: &[MoveRow]) -> String {
-    let head = ["relay"].into_iter().chain(COLUMNS.map(|(name, ..)| name));
-    let mut lines = vec![head.map(str::to_owned).collect::<Vec<_>>()];
-    for row in rows.iter().filter(|row| row.rounds.iter().any(Result::is_ok)) {
-        let cell = |(_, of, digits): (&str, Figure, usize)| {
-            row.spread(of).map_or_else(String::new, |spread| format!("{:.digits$}", spread.median))
-        };
-        lines.push([row.relay.label()].into_iter().chain(COLUMNS.map(cell)).collect());
-    }
-    let mut text = columns(&lines);
-    for row in rows {
-        if let Some(error) = super::figures::error(&row.rounds) {
-            text += &format!("{}: {error}\n", row.relay.label());
-        }
-    }
-    text
 }
 
 /// A viewer's address before it changed, and the number of packets that the kernel had sent to it.

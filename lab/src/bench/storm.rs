@@ -9,15 +9,11 @@ use serde_json::{Value, json};
 use super::{
     contender::Contender,
     crowd::{Crowd, CrowdTrack},
+    rounds::{MedianColumn, RelayRounds},
     site::BenchSite,
-    table::{columns, dash, write_json},
     usage::warn_if_busy,
 };
-use crate::{
-    lab::Topology,
-    progress::BenchProgress,
-    stats::{Percentiles, Spread},
-};
+use crate::{lab::Topology, stats::Percentiles};
 
 #[derive(Debug, clap::Args)]
 pub struct StormArgs {
@@ -54,30 +50,11 @@ pub fn run(args: StormArgs) -> anyhow::Result<()> {
     args.check()?;
     warn_if_busy()?;
     let site = BenchSite::new(&Topology::standard(1, 1))?;
-    let mut rows: Vec<_> =
-        args.relays.iter().map(|relay| StormRow { relay: *relay, rounds: Vec::new() }).collect();
-    let progress = BenchProgress::with_steps(args.rounds * rows.len());
-    for round in 1..=args.rounds {
-        for row in &mut rows {
-            progress.begin(format!("round {round}, {}", row.relay.label()));
-            let figures = args.round(&site, row.relay).map_err(|error| format!("{error:#}"));
-            progress.end(&match &figures {
-                Ok(it) => format!("first object p50 {:.0} ms, p99 {:.0}", it.first.p50, it.first.p99),
-                Err(error) => error.clone(),
-            })?;
-            row.rounds.push(figures);
-        }
-    }
-    drop(progress);
-    print!("{}", render(&rows));
-    let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
-    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
-    super::figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
-}
-
-struct StormRow {
-    relay: Contender,
-    rounds: Vec<Result<StormFigures, String>>,
+    let summary =
+        |it: &StormFigures| format!("first object p50 {:.0} ms, p99 {:.0}", it.first.p50, it.first.p99);
+    let rows = RelayRounds::measure(&args.relays, args.rounds, |relay| args.round(&site, relay), summary)?;
+    let text = RelayRounds::medians(&rows, &COLUMNS);
+    RelayRounds::report(&rows, &text, |row| row.json(&args), args.json.as_deref())
 }
 
 /// Measured values of one round. Times are in ms.
@@ -91,10 +68,7 @@ struct StormFigures {
     missing: u64,
 }
 
-type Figure = fn(&StormFigures) -> f64;
-
-/// Columns of the table: heading, measured value, number of decimals.
-const COLUMNS: [(&str, Figure, usize); 7] = [
+const COLUMNS: [MedianColumn<StormFigures>; 7] = [
     ("first object p50 ms", |it| it.first.p50, 0),
     ("p99", |it| it.first.p99, 0),
     ("others before p50 ms", |it| it.before.p50, 1),
@@ -104,11 +78,7 @@ const COLUMNS: [(&str, Figure, usize); 7] = [
     ("missing", |it| it.missing as f64, 0),
 ];
 
-impl StormRow {
-    fn spread(&self, of: Figure) -> Option<Spread> {
-        Spread::from_values(&self.rounds.iter().flatten().map(of).collect::<Vec<_>>())
-    }
-
+impl RelayRounds<StormFigures> {
     fn json(&self, args: &StormArgs) -> Value {
         let round = |round: &Result<StormFigures, String>| match round {
             Ok(it) => json!({
@@ -128,24 +98,6 @@ impl StormRow {
             "rounds": self.rounds.iter().map(round).collect::<Vec<_>>(),
         })
     }
-}
-
-fn render(rows: &[StormRow]) -> String {
-    let head = ["relay"].into_iter().chain(COLUMNS.map(|(name, ..)| name));
-    let mut lines = vec![head.map(str::to_owned).collect::<Vec<_>>()];
-    for row in rows.iter().filter(|row| row.rounds.iter().any(Result::is_ok)) {
-        let cell = |(_, of, digits): (&str, Figure, usize)| {
-            row.spread(of).map_or_else(dash, |spread| format!("{:.digits$}", spread.median))
-        };
-        lines.push([row.relay.label()].into_iter().chain(COLUMNS.map(cell)).collect());
-    }
-    let mut text = columns(&lines);
-    for row in rows {
-        if let Some(error) = super::figures::error(&row.rounds) {
-            text += &format!("{}: {error}\n", row.relay.label());
-        }
-    }
-    text
 }
 
 impl StormArgs {
@@ -197,8 +149,8 @@ mod tests {
         let round =
             |p99| Ok(StormFigures { first: at(p99), before: at(4.0), during: at(p99 / 10.0), missing: 0 });
         let rounds = vec![round(300.0), Err("it fell over".to_owned()), round(100.0), round(200.0)];
-        let rows = [StormRow { relay: Contender::User, rounds }];
-        let text = render(&rows);
+        let rows = [RelayRounds { relay: Contender::User, rounds }];
+        let text = RelayRounds::medians(&rows, &COLUMNS);
         assert!(text.contains("200") && text.contains("20.0") && text.contains("it fell over"), "{text}");
     }
 }

@@ -16,16 +16,15 @@ use serde_json::{Value, json};
 use super::contender::{Contender, PORT, STATUS};
 use super::engine;
 use super::failover::kernel_share;
-use super::figures;
 use super::process::BenchProcess;
 use super::restarts::percentile;
+use super::rounds::RelayRounds;
 use super::site::BenchSite;
-use super::table::{columns, write_json};
+use super::table::columns;
 use super::usage::warn_if_busy;
 use super::viewer::{NAMESPACE, TRACK};
 use crate::lab::Topology;
 use crate::program::product;
-use crate::progress::BenchProgress;
 use crate::stats::median_by;
 
 #[derive(Debug, clap::Args)]
@@ -69,27 +68,11 @@ pub fn run(args: UpgradeArgs) -> anyhow::Result<()> {
     );
     warn_if_busy()?;
     let site = BenchSite::new(&Topology::standard(1, 1))?;
-    let mut rows: Vec<_> =
-        args.relays.iter().map(|relay| UpgradeRow { relay: *relay, rounds: Vec::new() }).collect();
-    let progress = BenchProgress::with_steps(args.rounds * rows.len());
-    for round in 1..=args.rounds {
-        for row in &mut rows {
-            progress.begin(format!("round {round}, {}", row.relay.label()));
-            let seen = args.round(&site, row.relay).map_err(|error| format!("{error:#}"));
-            progress.end(&match &seen {
-                Ok(seen) => {
-                    format!("longest gap {:.0} ms, {} lost, {} skipped", seen.gap_ms, seen.lost, seen.skipped)
-                }
-                Err(error) => error.clone(),
-            })?;
-            row.rounds.push(seen);
-        }
-    }
-    drop(progress);
-    print!("{}", render(&rows));
-    let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
-    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
-    figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
+    let summary = |seen: &UpgradeFigures| {
+        format!("longest gap {:.0} ms, {} lost, {} skipped", seen.gap_ms, seen.lost, seen.skipped)
+    };
+    let rows = RelayRounds::measure(&args.relays, args.rounds, |relay| args.round(&site, relay), summary)?;
+    RelayRounds::report(&rows, &render(&rows), |row| row.json(&args), args.json.as_deref())
 }
 
 /// The gaps and losses of all viewers over one upgrade.
@@ -110,11 +93,6 @@ struct UpgradeFigures {
     /// Share of the packets to viewers that the kernel sent before, and from [`SETTLED`] after the upgrade, percent.
     kernel_before: f64,
     kernel_after: f64,
-}
-
-struct UpgradeRow {
-    relay: Contender,
-    rounds: Vec<Result<UpgradeFigures, String>>,
 }
 
 /// The successor's process, which is ended when this value is dropped.
@@ -258,15 +236,9 @@ fn judge(viewers: &[Vec<Arrival>], began: u64, objects_per_group: u64) -> Upgrad
     figures
 }
 
+type UpgradeRow = RelayRounds<UpgradeFigures>;
+
 impl UpgradeRow {
-    fn each(&self, of: fn(&UpgradeFigures) -> f64) -> Vec<f64> {
-        self.rounds.iter().flatten().map(of).collect()
-    }
-
-    fn sum(&self, of: fn(&UpgradeFigures) -> u64) -> u64 {
-        self.rounds.iter().flatten().map(of).sum()
-    }
-
     fn json(&self, args: &UpgradeArgs) -> Value {
         json!({
             "relay": self.relay.relay(), "engine": self.relay.engine(), "rate_hz": args.rate_hz,
@@ -316,10 +288,7 @@ fn render(rows: &[UpgradeRow]) -> String {
     ];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     lines.extend(rows.iter().map(UpgradeRow::line));
-    let errors = rows
-        .iter()
-        .filter_map(|row| Some(format!("{}: {}\n", row.relay.label(), figures::error(&row.rounds)?)));
-    columns(&lines) + &errors.collect::<String>()
+    columns(&lines) + &RelayRounds::errors(rows)
 }
 
 #[cfg(test)]
