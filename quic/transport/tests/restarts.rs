@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use std::{
     net::{Ipv4Addr, SocketAddr},
     sync::Arc,
@@ -11,18 +13,14 @@ use std::{
 use millrace_testkit::{async_wait_for, wait_for};
 use millrace_transport::{Config, Connection, Endpoint, LastingSecret, tls::ServerTrust};
 use quinn::ConnectionError;
-use rustls::{crypto::ring::sign::any_supported_type, sign::CertifiedKey};
+use rustls::sign::CertifiedKey;
 use tokio::{runtime::Runtime, task::JoinHandle};
+
+use support::certificate;
 
 const ALPN: &[u8] = b"restarts";
 /// The idle timeout, which ends a connection that gets no stateless reset.
 const IDLE: Duration = Duration::from_secs(3);
-
-fn certificate() -> Arc<CertifiedKey> {
-    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    let key = any_supported_type(&made.signing_key.serialize_der().try_into().unwrap()).unwrap();
-    Arc::new(CertifiedKey::new(vec![made.cert.der().clone()], key))
-}
 
 /// A server in its own runtime, as if it were its own process. Dropping it sends nothing to its clients.
 struct ServerProcess {

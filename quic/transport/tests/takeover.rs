@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use std::{
     net::{Ipv4Addr, SocketAddr, UdpSocket},
     os::fd::BorrowedFd,
@@ -15,18 +17,13 @@ use millrace_transport::{
     tls::ServerTrust,
 };
 use quinn::ConnectionError;
-use rustls::{crypto::ring::sign::any_supported_type, sign::CertifiedKey};
 use tokio::runtime::Runtime;
+
+use support::certificate;
 
 const ALPN: &[u8] = b"takeover";
 /// The idle timeout of clients, which no test reaches.
 const IDLE: Duration = Duration::from_secs(60);
-
-fn certificate() -> Arc<CertifiedKey> {
-    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    let key = any_supported_type(&made.signing_key.serialize_der().try_into().unwrap()).unwrap();
-    Arc::new(CertifiedKey::new(vec![made.cert.der().clone()], key))
-}
 
 /// A server in its own runtime, as if it were its own process. It answers each stream with its generation and the bytes
 /// of the stream. Dropping it sends nothing to its clients.
