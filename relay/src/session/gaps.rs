@@ -41,6 +41,9 @@ impl Publications {
         let _one_at_a_time = track.gap.filling.lock().await;
         let first = timeout(PATIENCE, upstream.first_group()).await.ok().flatten();
         let Some(group) = first.into_iter().chain(claimed.map(|claimed| claimed.group)).min() else { return };
+        if !track.has_source(upstream) {
+            return; // The gap is the next source's.
+        }
         track.gap.state.lock().ends_at(group);
         // Until the gap is filled, other relays that ask for its objects are not told that there are none.
         if track.missing_before(group).is_some() {
