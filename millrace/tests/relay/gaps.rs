@@ -24,7 +24,7 @@ struct Scene {
     relay: TestRelay,
     again: TestPeer,
     subscriber: TestPeer,
-    /// The subscriber's stream of group 1000, of which object 0 has arrived.
+    /// The subscriber's stream of group 1000. Object 0 has arrived on it.
     broken: ReceivedSubgroup,
     _requests: Vec<SessionRequest>,
 }
@@ -199,8 +199,8 @@ async fn response_that_leaves_the_range_of_a_gap_is_cut_off() {
     scene.subscriber.expect_no_stream().await;
 }
 
-/// The edge's next upstream relay has only what came after the edge had asked. It passes the edge's FETCH on to its
-/// publisher.
+/// The edge's next upstream relay has only objects that arrived after the edge had asked. So it passes the edge's FETCH
+/// on to its publisher.
 #[tokio::test]
 async fn next_upstream_relay_passes_the_fetch_of_a_gap_to_its_publisher() {
     let (first, way) = relay_behind_a_way();

@@ -13,10 +13,11 @@ pub(crate) const FIRST: [u32; 2] = [32, 64];
 /// Time in which a client that needs more streams opens half of the first ones.
 const BURST: Duration = Duration::from_secs(1);
 
-/// The streams of one direction that a client has open and has opened lately.
+/// Counts of the streams of one direction: those that a client has open, and those that it has opened lately.
 ///
-/// The limit grows once, to the largest one. It has to grow for a client that keeps many streams open, and for one that
-/// opens many short streams, since it may open no further stream until it gets a new limit, a round trip later.
+/// The limit grows once, to the largest one. It has to grow for a client that keeps many streams open. It also has to
+/// grow for a client that opens many short streams: each time that the limit is reached, the client waits a round trip
+/// for more.
 #[derive(Debug, Default)]
 pub(crate) struct StreamUse {
     open: u32,

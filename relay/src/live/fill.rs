@@ -1,4 +1,5 @@
-//! Fills what a track missed while its source was away or changed (docs/notes/design/0052-gaps.md).
+//! Fills the gap of a track: the objects that it missed while its source was away or changed
+//! (docs/notes/design/0052-gaps.md).
 //!
 //! A gap is *open* from the time at which a track gets another source. A session with that source asks for the missing
 //! objects by FETCH, one session at a time, and adds them with a [`GapFill`]. The gap is closed when the source has
@@ -145,7 +146,7 @@ impl GapFill {
         }
     }
 
-    /// Begins a subgroup of which the track has nothing.
+    /// Begins a subgroup that the track does not have yet.
     fn begin_subgroup(&mut self, object: &FetchObject, id: u64, now: Instant) {
         let header = SubgroupHeader {
             alias: self.upstream.alias,
@@ -172,7 +173,7 @@ impl GapFill {
         self.hold(OrphanedSubgroup::new(writer, code::Reset::INTERNAL_ERROR, settle));
     }
 
-    /// Handles a range of which the source does not know the objects, up to `last`. Its subgroups end as incomplete.
+    /// Handles a range up to `last` whose objects the source does not know. Its subgroups end as incomplete.
     pub fn skip(&mut self, last: Location, now: Instant) {
         self.finish_before(self.at.group, now);
         let behind = self.open.split_off(&(last.group.saturating_add(1), 0));
