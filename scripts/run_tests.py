@@ -6,11 +6,12 @@
 
 What is built is read from target/test/cargo.json, which `cargo test --no-run --message-format=json` writes (scripts/test.sh).
 `--job` adds a command that counts as a test, such as the tests of the web pages. A job's NAME may end in `>PROGRAM`: tests of that program
-begin after it.
+begin after it, and fail if they are skipped for want of what scripts/NAME.sh makes.
 
 Tiers: a test belongs to `make test` unless it says otherwise where it stands: `#[ignore = "test-all: WHY"]` at the test, or
 `//! Tier: test-all` among the first lines of its program. `#[ignore = "soak: WHY"]` is for `make soak` and by hand. Tests of a program
-with `//! Runs: alone` come last, one after the other; `//! Harness: its own` says that it has no tests to list.
+with `//! Runs: alone` come last, one after the other; `//! Harness: its own` says that it has no tests to list. Each of these begins a line
+of its own, and a text that has it elsewhere is refused.
 
 A test is started when its share of a CPU, as measured before (scripts/test-times.tsv, then target/test/measured.tsv), fits beside those
 that run, and while there is memory and tests seldom wait for a CPU. Reports and logs are in target/test: `times` (a table by program),
@@ -125,11 +126,30 @@ def listed(program, *more):
     return re.findall(r"^(.*): test$", done.stdout, re.M)
 
 
+# What a program's first comment may say of it, and what looks like it.
+MARKS = ("Tier: test-all", "Runs: alone", "Harness: its own")
+LIKE_MARKS = re.compile(r"test-all|\bTier:|\bRuns:|\bHarness:")
+
+
+def marks(source):
+    """Returns the marks in a program's first comment."""
+    found = set()
+    for line in source.read_text().splitlines():
+        if not line.startswith("//!"):
+            return found
+        mark = next((mark for mark in MARKS if line.startswith(f"//! {mark}")), None)
+        if mark:
+            found.add(mark)
+        elif LIKE_MARKS.search(line):
+            sys.exit(f"{source}: `{line}` does not begin with one of: {'; '.join(f'//! {mark}' for mark in MARKS)}")
+    return found
+
+
 def tests_of(program, tier):
-    head = program.source.read_text()[:4000]
-    whole = "test-all" if re.search(r"^//! Tier: test-all\b", head, re.M) else "test"
-    names = [] if "Harness: its own" in head else listed(program)
-    if names is None or "Harness: its own" in head:
+    marked = marks(program.source)
+    whole = "test-all" if "Tier: test-all" in marked else "test"
+    names = [] if "Harness: its own" in marked else listed(program)
+    if names is None or "Harness: its own" in marked:
         if tier in ("all", "rest" if whole == "test-all" else "test"):
             cargo = shlex.join(["cargo", "test", "-p", program.crate, *program.select])
             yield Test(program.title, [program.path], program.directory, cargo)
@@ -145,7 +165,7 @@ def tests_of(program, tier):
         more = ["--ignored"] if reason else []
         cargo = shlex.join(["cargo", "test", "-p", program.crate, *program.select, "--", *more, "--exact", name])
         command = [program.path, "--exact", name, "--nocapture", "--test-threads=1", *more]
-        yield Test(f"{program.title} {name}", command, program.directory, cargo, needs_quiet="\n//! Runs: alone" in head)
+        yield Test(f"{program.title} {name}", command, program.directory, cargo, needs_quiet="Runs: alone" in marked)
 
 
 def why_ignored(program, names):
@@ -244,11 +264,18 @@ class Runner:
         kill_group(pid)
         result = Result(now - begun, usage.ru_utime + usage.ru_stime, os.waitstatus_to_exitcode(status), log, now - begun > self.timeout)
         self.results[test.name] = result
+        if result.status == 0 and is_missing(test.after, log):
+            result.status = 1
         if result.status != 0:
             say(f"FAILED: {test.name} ({result.wall:.1f} s)")
             if self.fail_fast:
                 self.waiting.clear()
         return True
+
+
+def is_missing(job, log):
+    """Reports whether a test was skipped for want of what a job that it has waited for makes."""
+    return job and re.search(rf"\bSKIP\b.*\bscripts/{job}\.sh\b", log.read_text(errors="replace")) is not None
 
 
 def order(tests, endure, seed):

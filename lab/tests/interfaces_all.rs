@@ -1,5 +1,7 @@
 //! Runs the whole table of `millrace-lab interfaces`: each kind of network interface, with and without offloads, and
-//! with and without the packet gate. Needs root. Tier: test-all, since its quick rows are in the test `interfaces`.
+//! with and without the packet gate. Needs root.
+//!
+//! Tier: test-all, since its quick rows are in the test `interfaces`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod interfaces_rows;

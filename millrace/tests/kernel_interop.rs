@@ -1,4 +1,6 @@
-//! The tests of `interop`, with relays that forward in the kernel. Tier: test-all, since the peers have to be built.
+//! The tests of `interop`, with relays that forward in the kernel.
+//!
+//! Tier: test-all, since the peers have to be built.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "interop/main.rs"]

@@ -1,5 +1,6 @@
-//! Tests of media through a relay, with unmodified peers, our own clients, and every mix of both. The tests run in the
-//! tier `test-all`, since the peers have to be built.
+//! Tests of media through a relay, with unmodified peers, our own clients, and every mix of both.
+//!
+//! Tier: test-all, since the peers have to be built.
 //!
 //! `scripts/peers.sh` builds the peers. A test whose peers, ffmpeg or root are missing prints SKIP.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]

@@ -1,6 +1,7 @@
 //! Tests a confined process that tries to escape from its confinement. The test program starts itself again as the
-//! confined child process. Harness: its own.
+//! confined child process.
 //!
+//! Harness: its own.
 //! Tier: test-all, since it is no part of the product.
 
 use std::{
