@@ -58,6 +58,8 @@ WORTH_SAVING = 0.5
 # How often a failed test is run again, alone, before it is called flaky.
 AGAIN = 3
 SHOWN_LINES = 150
+# Lines from the first failure on that are shown, too; of a flaky test, only these.
+SHOWN_FIRST = 12
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -470,13 +472,26 @@ def show(test, result):
     lines = without_frames(result.log.read_text(errors="replace").splitlines())
     shown = lines[-SHOWN_LINES:]
     # The first assertion that failed is shown, wherever it is in the log.
-    first = next((at for at, line in enumerate(lines) if "panicked at" in line or line.startswith("not ok")), None)
+    first = first_failure(lines)
     if first is not None and first < len(lines) - len(shown):
-        shown = [*lines[first : first + 12], "[...]", *shown]
+        shown = [*lines[first : first + SHOWN_FIRST], "[...]", *shown]
     if len(shown) < len(lines):
         print(f"[{len(lines)} lines, all of them in {result.log.relative_to(ROOT)}]")
     print("\n".join(shown))
     print(f"---- alone: {test.alone}")
+
+
+def first_failure(lines):
+    """Returns the index of the line that tells of the first failure; None if no line does."""
+    return next((at for at, line in enumerate(lines) if "panicked at" in line or line.startswith("not ok")), None)
+
+
+def show_flaky(name, log):
+    lines = without_frames(log.read_text(errors="replace").splitlines())
+    first = first_failure(lines)
+    shown = lines[-SHOWN_FIRST:] if first is None else lines[first : first + SHOWN_FIRST]
+    print("\n".join(f"    {line[:400]}" for line in shown))
+    print(f"flaky: {name} (log: {log.relative_to(ROOT)})")
 
 
 def without_frames(lines):
@@ -673,7 +688,7 @@ def report(options, run):
         print()
         say("failed: " + "; ".join(run.failed))
     for name in run.flaky:
-        print(f"flaky: {name} (log: {run.results[name].log.relative_to(ROOT)})")
+        show_flaky(name, run.results[name].log)
     if run.failed and options.endure:
         say(f"again: scripts/run_tests.py --tier {options.tier} --endure {options.endure} --seed {run.seed}")
     sums = [counts(result) for name, result in run.results.items() if name not in run.flaky]
