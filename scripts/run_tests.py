@@ -657,6 +657,11 @@ def main():
     return report(options, Ended(named, results, failed, flaky, seconds, busy, seed, runner.adversary.count))
 
 
+def revision():
+    """Returns the commit, with `-dirty` if files differ from it; empty outside a clone."""
+    return subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
+
+
 @dataclass
 class Ended:
     tests: dict
@@ -677,7 +682,7 @@ def report(options, run):
     say(f"{len(run.results)} tests in {run.seconds:.0f} s, CPUs busy {run.busy:.0%}; by program: target/test/times")
     if options.endure:
         row = {
-            "kind": options.endure, "seed": run.seed, "time": time.strftime("%FT%TZ", time.gmtime()), "seconds": round(run.seconds),
+            "kind": options.endure, "seed": run.seed, "revision": revision(), "time": time.strftime("%FT%TZ", time.gmtime()), "seconds": round(run.seconds),
             "busy": round(run.busy, 2), "tests": len(run.results), "failed": run.failed, "stops": run.stops,
         }
         with open(ROOT / "target/endurance.jsonl", "a") as file:
