@@ -132,10 +132,26 @@ fn daemons<'a>(site: &'a GraftSite) -> [GraftProcess<'a>; 2] {
 }
 
 /// Replaces all nftables rules of a host by one table.
-fn firewall(site: &GraftSite, host: usize, text: &str) {
+fn only_firewall(site: &GraftSite, host: usize, text: &str) {
+    nft(site, host, &format!("flush ruleset\n{text}\n"));
+}
+
+/// Adds a test case's table to the nftables rules of a host, or replaces it. Tables of earlier test cases stay: a
+/// connection that the caller has given up may still wait for its verdict, and would be let out without them.
+fn add_firewall(site: &GraftSite, host: usize, text: &str, port: u16) {
+    let name = table_name(port);
+    nft(site, host, &format!("table {name}\ndelete table {name}\n{text}\n"));
+}
+
+fn nft(site: &GraftSite, host: usize, text: &str) {
     let mut nft = site.command(host, "nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
-    nft.stdin.take().unwrap().write_all(format!("flush ruleset\n{text}\n").as_bytes()).unwrap();
+    nft.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     assert!(nft.wait().unwrap().success(), "{text}");
+}
+
+/// The table of a test case, which concerns connections to this port.
+fn table_name(port: u16) -> String {
+    format!("inet t{port}")
 }
 
 fn chain(hook: &str, rules: &str) -> String {
@@ -152,13 +168,15 @@ fn table(hook: &str, rules: &str, port: u16) -> String {
         "output" | "postrouting" => chain(hook, rules).replace("iifname lo accept\n", ""),
         _ => chain(hook, rules).replace("oifname lo accept\n", ""),
     };
-    let table = format!("table inet t {{\ncounter seen {{\n}}\n{sets}chain away {{\ndrop\n}}\n{chain}}}\n");
+    let name = table_name(port);
+    let table = format!("table {name} {{\ncounter seen {{\n}}\n{sets}chain away {{\ndrop\n}}\n{chain}}}\n");
     table.replace("PORT", &port.to_string())
 }
 
-/// Returns the line of nft's output with the number of packets that the counter in the firewall's table has counted.
-fn seen(site: &GraftSite, host: usize) -> String {
-    let said = site.command(host, "nft").args(["list", "counter", "inet", "t", "seen"]).output().unwrap();
+/// Returns the line of nft's output with the number of packets that the counter in the table for `port` has counted.
+fn seen(site: &GraftSite, host: usize, port: u16) -> String {
+    let table = format!("t{port}");
+    let said = site.command(host, "nft").args(["list", "counter", "inet", &table, "seen"]).output().unwrap();
     // exact: the firewall counted the packets before the caller's connection attempt ended
     String::from_utf8(said.stdout).unwrap().lines().find(|line| line.contains("packets")).unwrap().to_owned()
 }
@@ -202,14 +220,13 @@ fn firewalls_filter_tunnelled_connections_like_plain_tcp() {
         let listener = site.listen_on(at(SERVER, port));
         let wanted: Vec<_> = attempts.iter().map(|attempt| attempt.passes).collect();
         let [plain, redirected] = [false, true].map(|is_redirected| {
-            firewall(&site, host, &table(hook, rules, port));
+            add_firewall(&site, host, &table(hook, rules, port), port);
             let heard: Vec<_> =
                 attempts.iter().map(|attempt| hears(&site, is_redirected, *attempt, &listener)).collect();
-            (heard, seen(&site, host))
+            (heard, seen(&site, host, port))
         });
         assert_eq!(plain.0, wanted, "plain TCP, host {host}, {hook}: {rules}");
         assert_eq!(redirected, plain, "host {host}, {hook}: {rules}");
-        firewall(&site, host, "");
         let passed = wanted.iter().filter(|passes| **passes).count() as u64;
         carried += passed;
         // Only allowed connections were tunnelled.
@@ -245,13 +262,12 @@ fn firewalls_filter_tunnelled_ipv6_connections_with_strict_connect() {
     for (port, (host, hook, rules, attempts)) in PORTS.zip(CASES6) {
         let listener = site.listen_on(at(SERVER6, port));
         for is_redirected in [false, true] {
-            firewall(&site, host, &table(hook, rules, port));
+            add_firewall(&site, host, &table(hook, rules, port), port);
             for attempt in attempts {
                 let heard = hears(&site, is_redirected, *attempt, &listener);
                 assert_eq!(heard, attempt.passes, "redirected {is_redirected}, host {host}, {hook}: {rules}");
             }
         }
-        firewall(&site, host, "");
     }
     // Both allowed connections were tunnelled: one while the client's host had a firewall, and one while the server's
     // host had one.
@@ -285,13 +301,13 @@ fn firewall_rules_beyond_tcp_setup_disable_tunnelling_and_are_reported() {
     for (redirected, (port, (rule, what))) in (0..).zip(PORTS.zip(rules)) {
         let listener = site.listen_on(at(SERVER, port));
         let named = |daemon: &GraftProcess<'_>| carry(daemon).firewall.unwrap().rules;
-        firewall(&site, 0, &table("output", &format!("tcp dport PORT {rule}"), port));
+        only_firewall(&site, 0, &table("output", &format!("tcp dport PORT {rule}"), port));
         wait_until(rule, || named(&near), |rules| rules.iter().any(|rule| rule.ends_with(what)));
         assert!(near.succeed(&["status"]).contains(&format!(": {what}")), "{what}");
         // The daemon changes the kernel's maps before it changes its status.
         assert!(hears(&site, true, PASSES, &listener), "{rule}");
         assert_eq!(verdict(&near, "redirected"), redirected, "{rule}");
-        firewall(&site, 0, "");
+        only_firewall(&site, 0, "");
         wait_until("the rule's end in the status", || named(&near), Vec::is_empty);
         assert!(hears(&site, true, PASSES, &listener), "{rule}");
         wait_until(
@@ -304,7 +320,7 @@ fn firewall_rules_beyond_tcp_setup_disable_tunnelling_and_are_reported() {
     // connects over plain TCP.
     let port = *PORTS.end();
     let listener = site.listen_on(at(SERVER, port));
-    firewall(&site, 1, &table("input", "tcp dport PORT quota over 100 mbytes drop", port));
+    only_firewall(&site, 1, &table("input", "tcp dport PORT quota over 100 mbytes drop", port));
     assert!(hears(&site, true, PASSES, &listener));
     // exact: the daemon finds the firewall rule when it connects to the server, whose answer has arrived
     let there = carry(&far).firewall.unwrap();
@@ -321,7 +337,7 @@ fn server_firewall_that_blocks_its_own_loopback_disables_tunnelling() {
     let listener = site.listen_on(at(SERVER, PORT));
     let rules = "ip saddr 10.96.0.2 tcp dport PORT accept; tcp dport PORT drop";
     let text = table("input", rules, PORT).replace("iifname lo accept\n", "");
-    firewall(&site, 1, &text);
+    only_firewall(&site, 1, &text);
     assert!(hears(&site, true, PASSES, &listener));
     let named = wait_until("its name", || carry(&far).firewall.unwrap().rules, |rules| !rules.is_empty());
     assert_eq!(
@@ -342,9 +358,9 @@ fn packets_sent_for_firewall_verdicts_reach_only_the_firewall() {
     let wire = |host: usize, rule: &str| {
         let ingress = "type filter hook prerouting priority raw; policy accept;";
         let text = format!(
-            "table inet t {{\ncounter seen {{\n}}\nchain wire {{\n{ingress}\niifname eth {rule} {count}\n}}\n}}\n"
+            "table inet t{PORT} {{\ncounter seen {{\n}}\nchain wire {{\n{ingress}\niifname eth {rule} {count}\n}}\n}}\n"
         );
-        firewall(&site, host, &text);
+        only_firewall(&site, host, &text);
     };
     wire(0, &format!("tcp sport {PORT}"));
     wire(1, &format!("tcp dport {PORT}"));
@@ -354,7 +370,7 @@ fn packets_sent_for_firewall_verdicts_reach_only_the_firewall() {
     exchange(&here, &there, 100_000);
     // Each host's firewall has given a verdict on one packet: the SYN at one host, and the SYN-ACK at the other.
     for (host, daemon) in [(0, &near), (1, &far)] {
-        let counted = seen(&site, host);
+        let counted = seen(&site, host, PORT);
         assert!(counted.contains("packets 1 "), "host {host}: {counted}");
         // exact: the daemon's counts of SYN and SYN-ACK packets are final, since the connection is established
         let packets = carry(daemon).firewall.unwrap().packets;

@@ -260,7 +260,7 @@ impl Connection {
         matches!(self.quic.close_reason(), Some(quinn::ConnectionError::Reset))
     }
 
-    /// Probes the peer, and returns whether any packet arrives from it within `patience`. Simultaneous calls share a
+    /// Probes the peer, and returns whether packets arrive from it within `patience` each. Simultaneous calls share a
     /// probe, and an answer that is at most `age` old counts. Time in which this process could not read packets does
     /// not count.
     pub async fn answers(&self, patience: Duration, age: Duration) -> bool {
@@ -276,7 +276,14 @@ impl Connection {
         answered
     }
 
+    /// Probes the peer until two packets have arrived one after the other, each within `patience`. One packet does not
+    /// suffice, because it may have been on its way when the peer died.
     async fn probe(&self, patience: Duration) -> bool {
+        self.is_heard(patience).await && self.is_heard(patience).await
+    }
+
+    /// Probes the peer, and returns whether a packet arrives within `patience`.
+    async fn is_heard(&self, patience: Duration) -> bool {
         let before = self.received();
         let looks = (patience.as_nanos() / ANSWER_LOOKS.as_nanos()) as u32;
         for look in 0..looks {

@@ -5,8 +5,12 @@
 mod support;
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
-    sync::Arc,
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
     time::Duration,
 };
 
@@ -198,6 +202,62 @@ fn living_peer_answers_a_probe_and_ended_peer_does_not() {
     assert!(clients.block_on(connection.answers(Duration::from_secs(5), Duration::ZERO)));
     drop(server);
     assert!(!clients.block_on(connection.answers(Duration::from_millis(300), Duration::ZERO)));
+}
+
+/// Forwards packets between one client and a server until the server dies. Then the forwarder answers the client's next
+/// packet by a packet of the server that has come late, and drops all others.
+struct Forwarder {
+    addr: SocketAddr,
+    is_dead: Arc<AtomicBool>,
+}
+
+impl Forwarder {
+    fn start(server: SocketAddr) -> Self {
+        let is_dead = Arc::<AtomicBool>::default();
+        let [front, back] = [0, 1].map(|_| Arc::new(UdpSocket::bind(ANYWHERE).unwrap()));
+        back.connect(server).unwrap();
+        let this = Self { addr: front.local_addr().unwrap(), is_dead: Arc::clone(&is_dead) };
+        let client = Arc::new(OnceLock::new());
+        let late = Arc::<Mutex<Option<Vec<u8>>>>::default();
+        let (to_client, from_server, client_addr) =
+            (Arc::clone(&front), Arc::clone(&back), Arc::clone(&client));
+        let (ended, kept) = (Arc::clone(&is_dead), Arc::clone(&late));
+        thread::spawn(move || {
+            let mut buf = [0; 2048];
+            while let Ok(len) = from_server.recv(&mut buf) {
+                if !ended.load(Ordering::Relaxed) {
+                    *kept.lock().unwrap() = Some(buf[..len].to_vec());
+                    to_client.send_to(&buf[..len], *client_addr.get().unwrap()).unwrap();
+                }
+            }
+        });
+        thread::spawn(move || {
+            let mut buf = [0; 2048];
+            while let Ok((len, from)) = front.recv_from(&mut buf) {
+                let client = client.get_or_init(|| from);
+                if !is_dead.load(Ordering::Relaxed) {
+                    back.send(&buf[..len]).unwrap();
+                } else if let Some(late) = late.lock().unwrap().take() {
+                    front.send_to(&late, client).unwrap();
+                }
+            }
+        });
+        this
+    }
+}
+
+#[test]
+fn packet_that_was_on_its_way_when_the_peer_died_is_no_answer() {
+    let certificate = certificate();
+    let server = ServerProcess::start(ANYWHERE, &certificate, b"secret");
+    let path = Forwarder::start(server.addr);
+    let clients = Runtime::new().unwrap();
+    let (_endpoint, connection) = clients.block_on(client(path.addr));
+    assert!(clients.block_on(connection.answers(Duration::from_secs(5), Duration::ZERO)));
+    path.is_dead.store(true, Ordering::Relaxed);
+    let before = connection.received();
+    assert!(!clients.block_on(connection.answers(Duration::from_millis(300), Duration::ZERO)));
+    assert!(connection.received() > before, "the late packet has arrived");
 }
 
 /// If a second session also publishes many tracks of the first one, the code of each track may probe the first session
