@@ -59,7 +59,7 @@ build() {
 # browser tests of engine `user`, of codecs, and of publishers that come back.
 jobs_test() {
     jobs=(--job docs/README.md "scripts/walk.py target/debug/millrace README.md")
-    web dashboard pace relay-kernel
+    web dashboard-even dashboard-odd pace relay-kernel
 }
 
 web() {
