@@ -310,6 +310,7 @@ async fn subscription_range_ends_at_its_last_object_within_a_group() {
         assert_eq!((received.header.group, received.all().await), (group, (objects, PeerStreamEnd::Fin)));
     }
     player.expect_no_stream().await;
+    relay.until_largest(at(3, 4)).await;
     // The subscription is established, and the subscriber changes it with REQUEST_UPDATE.
     let request_id = player.session.next_request_id();
     let parameters = filtered(Filter::All);

@@ -186,6 +186,7 @@ async fn forward_parameter_pauses_and_resumes_a_subscription() {
     let (mut request, _ok) = subscribed.unwrap();
     let mut subgroup = publisher.subgroup(header(1, 0)).await;
     subgroup.object(0, 10).await;
+    relay.until_largest(at(0, 0)).await;
     subscriber.expect_no_stream().await;
     let resume = |forward| RequestUpdate {
         request_id: subscriber.session.next_request_id(),

@@ -55,6 +55,7 @@ async fn subscription_continues_when_its_publisher_returns() {
         publish_group(&again, 5, group).await;
         expect_group(&mut subscriber, group).await;
     }
+    relay.until_largest(at(3001, 1)).await;
     // A subscriber that joins now gets the newest group.
     let mut late = relay.peer().await;
     let (_late, ok) = late.subscribe(&track).await;
