@@ -2,10 +2,11 @@
 # Builds and tests the dashboard of `millrace cost` and the relay's page. The result is committed in web/dist, so that
 # cargo needs no node.
 #
-# scripts/web.sh build    builds web/dist scripts/web.sh check    tells whether web/dist matches its sources; builds
-# to compare only if node is set up scripts/web.sh test [dashboard-even|dashboard-odd|pace|relay-user|relay-kernel|codecs|returns]...
-# tests them in headless Chromium; screenshots in target/web scripts/web.sh picture   docs/guide/dashboard.png again: this
-# machine for a minute, with some traffic of its own
+#   scripts/web.sh build    builds web/dist
+#   scripts/web.sh check    tells whether web/dist matches its sources; builds to compare only if node is set up
+#   scripts/web.sh test [PART]...   tests in headless Chromium, screenshots in target/web; PARTs are dashboard-even,
+#                           dashboard-odd, pace, relay-user, relay-kernel, codecs and returns, all by default
+#   scripts/web.sh picture  makes docs/guide/dashboard.png again: this machine for a minute, with some traffic of its own
 . "$(dirname "$0")/lib.sh"
 
 NODE_MINIMUM=20.19
