@@ -36,13 +36,13 @@ pub struct InterfaceArgs {
     /// Objects of 20,000 bytes that are published per second
     #[arg(long, default_value_t = 30)]
     rate_hz: u32,
+    /// Share of the media's bytes that the kernel must send, percent
+    #[arg(long, default_value_t = 95, value_name = "PERCENT")]
+    least: u32,
     /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
-
-/// Share of the media's bytes that the kernel must send, percent.
-const LEAST: f64 = 95.0;
 
 const HEAD: [&str; 8] = [
     "interface",
@@ -76,10 +76,12 @@ pub fn run(args: InterfaceArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.json {
         write_json(path, &rows.iter().map(InterfaceRow::json).collect::<Vec<_>>())?;
     }
-    let failed: Vec<_> = rows.iter().filter(|row| !row.is_good(LEAST)).map(|row| row.setup.label()).collect();
+    let least = args.least;
+    let failed: Vec<_> =
+        rows.iter().filter(|row| !row.is_good(least.into())).map(|row| row.setup.label()).collect();
     ensure!(
         failed.is_empty(),
-        "the kernel sent less than {LEAST} %, or media were damaged: {}",
+        "the kernel sent less than {least} %, or media were damaged: {}",
         failed.join("; ")
     );
     ensure!(rows.iter().any(InterfaceRow::is_forwarded), "this kernel supports none of these interfaces");

@@ -9,7 +9,7 @@ mod interfaces_rows;
 #[test]
 fn kernel_forwards_on_each_interface_kind_by_offload_and_gate_setting() {
     let test = "kernel_forwards_on_each_interface_kind_by_offload_and_gate_setting";
-    let Some(rows) = interfaces_rows::rows(test, "") else { return };
+    let Some(rows) = interfaces_rows::rows(test, 95, "") else { return };
     assert_eq!(rows.len() % 4, 0);
     let veth: Vec<_> = rows.iter().filter(|row| row["interface"] == "veth").collect();
     assert!(veth.len() == 4 && veth.iter().all(|row| row["kernel_percent"].is_number()), "{veth:?}");

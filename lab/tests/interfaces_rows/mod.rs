@@ -4,10 +4,10 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Runs the command with these arguments and checks each row. The kernel must have forwarded the media intact, or the
-/// relay must have refused the interface with a reason, or this kernel must lack the interface. Returns `None` after
-/// printing that root is needed.
-pub fn rows(test: &str, arguments: &str) -> Option<Vec<Value>> {
+/// Runs the command with these arguments and checks each row. The kernel must have forwarded the media intact, at least
+/// `least` percent of the bytes, or the relay must have refused the interface with a reason, or this kernel must lack the
+/// interface. Returns `None` after printing that root is needed.
+pub fn rows(test: &str, least: u32, arguments: &str) -> Option<Vec<Value>> {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIP {test}: needs root");
         return None;
@@ -15,7 +15,8 @@ pub fn rows(test: &str, arguments: &str) -> Option<Vec<Value>> {
     let directory = tempfile::tempdir().expect("a directory");
     let json = directory.path().join("rows.json");
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
-    command.arg("interfaces").args(arguments.split_whitespace()).arg("--json").arg(&json);
+    command.args(["interfaces", "--least", &least.to_string()]).args(arguments.split_whitespace());
+    command.arg("--json").arg(&json);
     let output = command.output().expect("millrace-lab runs");
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
@@ -23,7 +24,7 @@ pub fn rows(test: &str, arguments: &str) -> Option<Vec<Value>> {
     let rows: Vec<Value> = serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON");
     for row in &rows {
         let reason = row["refused"].as_str().or(row["absent"].as_str()).unwrap_or_default();
-        let is_forwarded = row["intact"] == true && row["kernel_percent"].as_f64().is_some_and(|n| n >= 95.0);
+        let is_forwarded = row["intact"] == true && row["kernel_percent"].as_f64().is_some_and(|n| n >= least.into());
         assert!(is_forwarded || !reason.is_empty(), "{row}");
         if !is_forwarded {
             println!("SKIP {}: {reason}", row["interface"]);
