@@ -41,7 +41,8 @@
 //!    into the cache, and tells the `live` track of each piece. Nothing waits for an object to be complete.
 //! 4. The track offers the piece to each `subscription`. That opens a stream on its own connection, or continues one;
 //!    the stream reads from the cache, so that there is one copy for all subscribers.
-//! 5. The `outbox` collects the packets that connections may send now, and sends one batch for each socket.
+//! 5. The `outbox` collects the packets that connections may send now, and sends one batch for each socket. If many
+//!    connections of several shards have something to send, the threads of the shards do so at the same time.
 //! 6. The object is in the cache until it is too old or room is needed. Until then FETCH (`session::fetch`) and
 //!    later subscribers get it from there.
 //!

@@ -4,27 +4,58 @@ use std::{sync::Arc, time::Instant};
 
 use millrace_transport::{Connection, send::PacketBatch};
 
-/// One batch of packets for each socket, so that an object for many subscribers is sent in few system calls.
+/// Least number of connections of a shard for which its thread is woken. For fewer, waking it takes longer than sending.
+const WORTH_WAKING: usize = 8;
+
+/// What is to be sent through each socket, so that an object for many subscribers is sent in few system calls.
 #[derive(Default)]
-pub struct Outbox {
-    batches: Vec<(Arc<Connection>, PacketBatch)>,
+pub struct Outbox(Vec<SocketOutbox>);
+
+struct SocketOutbox {
+    batch: PacketBatch,
+    /// The connection that was added first.
+    first: Arc<Connection>,
+    /// Connections that have something to send which is not in the batch.
+    postponed: Vec<Arc<Connection>>,
 }
 
 impl Outbox {
-    /// Adds the packets that `connection` may send now to the batch of its socket.
-    pub fn transmit(&mut self, connection: &Arc<Connection>, now: Instant) {
-        let same = |(other, _): &(Arc<Connection>, PacketBatch)| other.shares_socket(connection);
-        let index = self.batches.iter().position(same).unwrap_or_else(|| {
-            self.batches.push((Arc::clone(connection), connection.batch()));
-            self.batches.len() - 1
+    fn socket(&mut self, connection: &Arc<Connection>) -> &mut SocketOutbox {
+        let same = |other: &SocketOutbox| other.first.shares_socket(connection);
+        let index = self.0.iter().position(same).unwrap_or_else(|| {
+            let (batch, first) = (connection.batch(), Arc::clone(connection));
+            self.0.push(SocketOutbox { batch, first, postponed: Vec::new() });
+            self.0.len() - 1
         });
-        connection.transmit(now, &mut self.batches[index].1);
+        &mut self.0[index]
     }
 
-    /// Sends the collected packets of all sockets.
+    /// Adds the packets that `connection` may send now to the batch of its socket.
+    pub fn transmit(&mut self, connection: &Arc<Connection>, now: Instant) {
+        connection.transmit(now, &mut self.socket(connection).batch);
+    }
+
+    /// Notes that `connection` may have something to send. The packets are made by [`Self::flush`], in the threads of
+    /// several shards if there are many.
+    pub fn postpone(&mut self, connection: &Arc<Connection>) {
+        self.socket(connection).postponed.push(Arc::clone(connection));
+    }
+
+    /// Sends the collected packets of all sockets. This thread sends for the connections of one shard, and those of the
+    /// other shards with many connections send at the same time.
     pub fn flush(&mut self) {
-        for (connection, batch) in &mut self.batches {
-            connection.flush(batch);
+        let now = Instant::now();
+        let mut wide = self.0.iter_mut().filter(|socket| socket.postponed.len() >= WORTH_WAKING);
+        let _own = wide.next();
+        wide.for_each(|socket| Connection::hand_over(&mut socket.postponed));
+        for SocketOutbox { batch, first, postponed } in &mut self.0 {
+            for connection in postponed.drain(..) {
+                connection.transmit(now, batch);
+                if batch.is_large() {
+                    first.flush(batch);
+                }
+            }
+            first.flush(batch);
         }
     }
 }

@@ -251,7 +251,11 @@ impl Subscription {
         }
         let view = state.open.get(&key).map(|(_, view)| Arc::clone(view));
         drop(state);
-        outbox.transmit(&self.connection, now);
+        match news {
+            // Many subscribers get this at the same time.
+            SubgroupNews::Grown(None) | SubgroupNews::Ended(None) => outbox.postpone(&self.connection),
+            _ => outbox.transmit(&self.connection, now),
+        }
         match (news, view) {
             (SubgroupNews::Grown(Some(ingress)), Some(view)) if !view.is_cut() => {
                 let shift = view.shift();

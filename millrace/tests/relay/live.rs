@@ -394,3 +394,33 @@ async fn descending_group_order_sends_the_newest_cached_group_first() {
     let (_request, ok) = late.try_subscribe(&track, parameters).await.unwrap();
     assert_eq!(ok.parameters.largest_object, Some(at(1, 0)));
 }
+
+/// Each shard has many subscribers, so the threads of the shards send at the same time.
+#[tokio::test]
+async fn objects_for_many_subscribers_on_several_shards_arrive_once_and_in_order() {
+    let relay = TestRelay::with(|config| config.shards = 3);
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
+    let mut subscribers = vec![first];
+    let mut requests = Vec::new();
+    for _ in 0..59 {
+        let subscriber = relay.peer().await;
+        requests.push(subscriber.subscribe(&track).await);
+        subscribers.push(subscriber);
+    }
+    for group in 0..5 {
+        let mut subgroup = publisher.subgroup(header(1, group)).await;
+        for id in 0..20 {
+            subgroup.object(id, 1700).await;
+        }
+        subgroup.finish();
+    }
+    for subscriber in &mut subscribers {
+        for group in 0..5 {
+            let received = subscriber.next_subgroup().await;
+            assert_eq!(received.header.group, group);
+            assert_eq!(received.all().await, ((0..20).collect(), PeerStreamEnd::Fin));
+        }
+    }
+    subscribers[0].expect_no_stream().await;
+}

@@ -22,7 +22,7 @@ use crate::{
     allowance::{self, OpenStream, StreamUse},
     offload::{ConnectionStatus, LockedOffload, Worth},
     registry::RegisteredConnection,
-    send::PacketBatch,
+    send::{PacketBatch, PacketSource},
     shared::SharedConnection,
     stats::Stats,
     windows::{ReceiveWindow, WindowShare},
@@ -149,6 +149,16 @@ impl Connection {
     /// Adds the packets that may be sent now to `batch`. The caller flushes the batch.
     pub fn transmit(&self, now: Instant, batch: &mut PacketBatch) {
         self.shared.transmit(now, batch);
+    }
+
+    /// Makes the thread of a shard send what these connections of the shard may send. They stay in `connections` if the
+    /// shard has no thread, since the endpoint has no other shard, or if the thread has too much to do.
+    pub fn hand_over(connections: &mut Vec<Arc<Self>>) {
+        let Some(first) = connections.first() else { return };
+        let source = |connection: &Arc<Self>| Arc::clone(&connection.shared) as Arc<dyn PacketSource>;
+        if first.shared.sender.ask(connections.iter().map(source).collect()) {
+            connections.clear();
+        }
     }
 
     /// Sends the packets that may be sent now.

@@ -110,6 +110,9 @@ impl Shard {
         if offloads.is_some() || at.shards > 1 {
             sender.refuse_merged()?;
         }
+        if at.shards > 1 {
+            sender.start_thread(at.index)?;
+        }
         let registry = Arc::new(Registry::default());
         let alarm = Arc::new(Alarm::new());
         tokio::spawn(driver::run(Arc::clone(&alarm), Arc::downgrade(&registry), Arc::clone(&sender)));

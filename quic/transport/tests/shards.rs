@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use millrace_quic::plane::downstream::{Label, NewDatagram, Priority};
 use millrace_testkit::async_wait_for;
 use millrace_transport::{BindError, Config, Connection, Endpoint, tls::ServerTrust};
 use nix::{
@@ -180,6 +181,44 @@ async fn clients_with_several_shards_use_each_of_them() {
     let shards = endpoint.shards();
     assert!(shards.iter().all(|shard| (shard.connections, shard.misdirected) == (3, 0)), "{shards:?}");
     assert_eq!(server.misdirected(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thread_of_each_shard_sends_what_its_connections_may_send() {
+    const CLIENTS: u8 = 24;
+    for shards in [1, 3] {
+        let server = EchoServer::start(shards, false);
+        let endpoint = client(1);
+        let mut clients = Vec::new();
+        for _ in 0..CLIENTS {
+            let connection = endpoint.connect(server.endpoint.local_addr(), "localhost").await.unwrap();
+            connection.start();
+            echo(&connection.quic, b"it is accepted").await;
+            clients.push(connection);
+        }
+        let connections = server.connections.lock().clone();
+        let mut by_shard = vec![Vec::new(); shards];
+        for (number, connection) in (0..).zip(connections) {
+            let (priority, label) = (Priority::default(), Label::default());
+            let payload = vec![number; 100].into();
+            let datagram = NewDatagram { payload, priority, expires: None, late: None, label };
+            connection.downstream().send_datagram(datagram).unwrap();
+            by_shard[connection.shard()].push(connection);
+        }
+        for connections in &mut by_shard {
+            assert!(!connections.is_empty());
+            Connection::hand_over(connections);
+            // An endpoint with one shard has no thread, so the caller has to send.
+            assert_eq!(connections.is_empty(), shards > 1);
+            connections.iter().for_each(|connection| connection.transmit_now());
+        }
+        let mut received = Vec::new();
+        for client in &clients {
+            received.push(client.quic.read_datagram().await.unwrap());
+        }
+        received.sort_unstable();
+        assert_eq!(received, (0..CLIENTS).map(|number| vec![number; 100]).collect::<Vec<_>>());
+    }
 }
 
 #[tokio::test]

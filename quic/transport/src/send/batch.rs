@@ -14,6 +14,8 @@ use super::{
 
 /// Largest number of segments that the kernel takes in one message (UDP_MAX_SEGMENTS of old kernels).
 const MAX_SEGMENTS: usize = 64;
+/// Number of packets of a large batch. A system call for fewer costs more for each packet.
+const LARGE: usize = 64;
 /// Largest message, bytes: an IPv4 packet's 65,535 bytes minus headers and some options.
 const MAX_MESSAGE: usize = 65_000;
 
@@ -86,6 +88,12 @@ impl PacketBatch {
     /// Returns the number of packets in the batch.
     pub fn len(&self) -> usize {
         self.packets.len()
+    }
+
+    /// Returns whether the batch should be sent although more packets follow, so that its first packets do not wait for
+    /// the last ones.
+    pub fn is_large(&self) -> bool {
+        self.len() >= LARGE
     }
 
     /// Returns whether the batch has no packets.

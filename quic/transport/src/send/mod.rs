@@ -5,8 +5,10 @@ mod batch;
 mod handover;
 mod packets;
 mod sender;
+mod thread;
 
 pub use batch::PacketBatch;
 pub(crate) use handover::SendHandover;
 pub use packets::PacketFlow;
 pub use sender::{BatchSender, SendReport};
+pub(crate) use thread::PacketSource;

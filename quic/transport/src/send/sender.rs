@@ -3,7 +3,10 @@ use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
     ops::AddAssign,
     os::fd::{AsFd, AsRawFd},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -17,7 +20,11 @@ use nix::{
 };
 use parking_lot::Mutex;
 
-use super::{PacketBatch, PacketFlow, batch::KernelMessage};
+use super::{
+    PacketBatch, PacketFlow,
+    batch::KernelMessage,
+    thread::{PacketSources, SendingThread},
+};
 
 /// Largest number of messages that the kernel takes in one call (UIO_MAXIOV).
 const MAX_CALL: usize = 1024;
@@ -37,6 +44,8 @@ pub struct BatchSender {
     ipv6: bool,
     gso: AtomicBool,
     totals: Mutex<SendReport>,
+    /// The thread that sends for connections of this socket, if the endpoint has several shards.
+    thread: OnceLock<SendingThread>,
 }
 
 /// Counts of packets by the outcome of sending them.
@@ -65,7 +74,29 @@ impl BatchSender {
         let ipv6 = socket.local_addr()?.is_ipv6();
         let gso = gso && getsockopt(&socket, sockopt::UdpGsoSegment).is_ok();
         grow_send_buffer(&socket)?;
-        Ok(Self { socket, ipv6, gso: AtomicBool::new(gso), totals: Mutex::default() })
+        Ok(Self {
+            socket,
+            ipv6,
+            gso: AtomicBool::new(gso),
+            totals: Mutex::default(),
+            thread: OnceLock::new(),
+        })
+    }
+
+    /// Starts the thread of the shard with this index, to which [`Self::ask`] gives work.
+    ///
+    /// # Errors
+    /// The system cannot start a thread.
+    pub(crate) fn start_thread(&self, index: usize) -> io::Result<()> {
+        // A shard has one sender, so this is called once.
+        let _ = self.thread.set(SendingThread::start(index)?);
+        Ok(())
+    }
+
+    /// Makes the shard's thread send what these connections may send. Returns false if there is no thread, or if it has
+    /// too much to do.
+    pub(crate) fn ask(&self, sources: PacketSources) -> bool {
+        self.thread.get().is_some_and(|thread| thread.ask(sources))
     }
 
     /// Sends all packets in `batch` and empties it. Packets that cannot be sent are dropped, as a router would do, and

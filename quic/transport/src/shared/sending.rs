@@ -13,9 +13,19 @@ use crate::{
     numbers::NumberAllocator,
     offload::state::Offloaded,
     plane::{Builder, KeyUse, Plane},
-    send::{PacketBatch, PacketFlow},
+    send::{BatchSender, PacketBatch, PacketFlow, PacketSource},
     traps::Traps,
 };
+
+impl PacketSource for SharedConnection {
+    fn add_packets(&self, now: Instant, batch: &mut PacketBatch) {
+        self.transmit(now, batch);
+    }
+
+    fn sender(&self) -> &BatchSender {
+        &self.sender
+    }
+}
 
 impl SharedConnection {
     /// Adds packets to `batch` as long as there is data to send, and credit, congestion window and pacing allow it.
