@@ -23,8 +23,8 @@ impl Outbox {
     fn socket(&mut self, connection: &Arc<Connection>) -> &mut SocketOutbox {
         let same = |other: &SocketOutbox| other.first.shares_socket(connection);
         let index = self.0.iter().position(same).unwrap_or_else(|| {
-            let (batch, first) = (connection.batch(), Arc::clone(connection));
-            self.0.push(SocketOutbox { batch, first, postponed: Vec::new() });
+            let first = Arc::clone(connection);
+            self.0.push(SocketOutbox { batch: connection.batch(), first, postponed: Vec::new() });
             self.0.len() - 1
         });
         &mut self.0[index]

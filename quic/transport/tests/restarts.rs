@@ -217,17 +217,21 @@ impl Forwarder {
         let [front, back] = [0, 1].map(|_| Arc::new(UdpSocket::bind(ANYWHERE).unwrap()));
         back.connect(server).unwrap();
         let this = Self { addr: front.local_addr().unwrap(), is_dead: Arc::clone(&is_dead) };
-        let client = Arc::new(OnceLock::new());
+        let client = Arc::<OnceLock<SocketAddr>>::default();
         let late = Arc::<Mutex<Option<Vec<u8>>>>::default();
-        let (to_client, from_server, client_addr) =
-            (Arc::clone(&front), Arc::clone(&back), Arc::clone(&client));
-        let (ended, kept) = (Arc::clone(&is_dead), Arc::clone(&late));
-        thread::spawn(move || {
-            let mut buf = [0; 2048];
-            while let Ok(len) = from_server.recv(&mut buf) {
-                if !ended.load(Ordering::Relaxed) {
-                    *kept.lock().unwrap() = Some(buf[..len].to_vec());
-                    to_client.send_to(&buf[..len], *client_addr.get().unwrap()).unwrap();
+        thread::spawn({
+            let front = Arc::clone(&front);
+            let back = Arc::clone(&back);
+            let client = Arc::clone(&client);
+            let is_dead = Arc::clone(&is_dead);
+            let late = Arc::clone(&late);
+            move || {
+                let mut buf = [0; 2048];
+                while let Ok(len) = back.recv(&mut buf) {
+                    if !is_dead.load(Ordering::Relaxed) {
+                        *late.lock().unwrap() = Some(buf[..len].to_vec());
+                        front.send_to(&buf[..len], *client.get().unwrap()).unwrap();
+                    }
                 }
             }
         });

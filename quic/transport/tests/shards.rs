@@ -199,9 +199,10 @@ async fn thread_of_each_shard_sends_what_its_connections_may_send() {
         let connections = server.connections.lock().clone();
         let mut by_shard = vec![Vec::new(); shards];
         for (number, connection) in (0..).zip(connections) {
-            let (priority, label) = (Priority::default(), Label::default());
             let payload = vec![number; 100].into();
-            let datagram = NewDatagram { payload, priority, expires: None, late: None, label };
+            let priority = Priority::default();
+            let datagram =
+                NewDatagram { payload, priority, expires: None, late: None, label: Label::default() };
             connection.downstream().send_datagram(datagram).unwrap();
             by_shard[connection.shard()].push(connection);
         }

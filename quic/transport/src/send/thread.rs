@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use super::{BatchSender, PacketBatch};
+use super::PacketBatch;
 
 /// Largest number of requests that wait for the thread. Whoever finds the queue full sends by itself.
 const QUEUE: usize = 16;
@@ -20,8 +20,8 @@ pub trait PacketSource: Send + Sync {
     /// Adds the packets that may be sent now to `batch`.
     fn add_packets(&self, now: Instant, batch: &mut PacketBatch);
 
-    /// Returns the sender of the connection's shard.
-    fn sender(&self) -> &BatchSender;
+    /// Sends a batch of the connection's shard.
+    fn flush(&self, batch: &mut PacketBatch);
 }
 
 /// Connections of one shard.
@@ -57,10 +57,10 @@ fn send_all(sources: &PacketSources, batch: &mut PacketBatch) {
     for source in sources {
         source.add_packets(now, batch);
         if batch.is_large() {
-            source.sender().flush(batch);
+            source.flush(batch);
         }
     }
     if let Some(source) = sources.first() {
-        source.sender().flush(batch);
+        source.flush(batch);
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     numbers::NumberAllocator,
     offload::state::Offloaded,
     plane::{Builder, KeyUse, Plane},
-    send::{BatchSender, PacketBatch, PacketFlow, PacketSource},
+    send::{PacketBatch, PacketFlow, PacketSource},
     traps::Traps,
 };
 
@@ -22,8 +22,8 @@ impl PacketSource for SharedConnection {
         self.transmit(now, batch);
     }
 
-    fn sender(&self) -> &BatchSender {
-        &self.sender
+    fn flush(&self, batch: &mut PacketBatch) {
+        self.sender.flush(batch);
     }
 }
 
