@@ -41,6 +41,7 @@ pub use self::{
 use super::{
     AdaptiveMode, Delays, live::LiveTrack, outbox::Outbox, upstream::UpstreamRequest, waiters::Waiters,
 };
+use millrace_access::policy::RightHolder;
 
 /// The shortest and the longest pause between two searches for a track's publishers, while a SUBSCRIBE waits. The pause
 /// doubles with each search, so publishers that connect and disconnect quickly cause few searches.
@@ -304,8 +305,9 @@ impl Hub {
     }
 
     /// Subscribes at a new publisher of `namespace` to all tracks below it that have subscribers and another publisher.
-    /// Both publishers then serve the existing subscriptions (draft-18, "Publisher Interactions"). Tracks are processed
-    /// in batches (pages). `pace` returns the time at which the next batch may begin.
+    /// Both publishers then serve the existing subscriptions (draft-18, "Publisher Interactions"). Tracks that come from
+    /// a relay of the cluster are left out: [`Self::follow_routes`] chooses their publisher. Tracks are processed in
+    /// batches (pages). `pace` returns the time at which the next batch may begin.
     pub async fn subscribe_existing(
         &self,
         namespace: &Namespace,
@@ -314,7 +316,9 @@ impl Hub {
     ) {
         // A track without subscribers gets its publishers with its next subscription.
         let wanted = |track: &LiveTrack| {
-            track.subscription_count() > 0 && (track.is_established() || track.is_waiting())
+            track.subscription_count() > 0
+                && (track.is_established() && track.owner() != Some(RightHolder::Cluster)
+                    || track.is_waiting())
         };
         let mut pages = self.tracks_below(namespace.clone(), wanted);
         loop {
@@ -429,11 +433,20 @@ impl Hub {
         // One task at a time searches for publishers of a track. A task that waited for this lock usually finds that
         // the track has one.
         let _one_at_a_time = track.connecting.lock().await;
-        if track.is_established() {
-            return if self.would_loop(track, requester) { Err(looped()) } else { Ok(()) };
+        let is_established = track.is_established();
+        if is_established && !self.would_loop(track, requester) {
+            return Ok(());
+        }
+        let Publishers { all: publishers, in_turn } = self.publishers_for(track, requester);
+        if is_established {
+            // The relay that asks is the source of the track here, and has lost its own. A publisher of this relay may
+            // have come from there.
+            if in_turn || publishers.is_empty() {
+                return Err(looped());
+            }
+            self.leave_sources(track);
         }
         OperatorCounters::count(&self.counters.publisher_searches);
-        let Publishers { all: publishers, in_turn } = self.publishers_for(track, requester);
         if in_turn {
             return self.try_relays(track, publishers).await;
         }

@@ -8,7 +8,7 @@ mod gap;
 
 use std::{
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -102,28 +102,22 @@ pub struct LiveTrack {
 /// The identity that owns a track while a session with that identity publishes it.
 struct TrackOwner {
     identity: RightHolder,
-    claims: usize,
+    /// Shared by the owner's [`TrackClaim`]s. Without any, the track has no owner.
+    claims: Weak<()>,
 }
 
 /// Keeps a track in the ownership of the identity whose session publishes it. When the last claim of the track is
 /// dropped, the track has no owner.
-pub struct TrackClaim(Option<Arc<LiveTrack>>);
+pub struct TrackClaim {
+    _owner: Option<Arc<()>>,
+    /// True if the track belonged to the cluster and has come to a publisher of this relay, or the other way round.
+    pub has_passed: bool,
+}
 
 impl TrackClaim {
     /// Makes a claim of the other process of a takeover. It does not conflict with the claim of the publisher, which is
     /// moving from one process to the other.
-    pub const LINK: Self = Self(None);
-}
-
-impl Drop for TrackClaim {
-    fn drop(&mut self) {
-        let Some(track) = &self.0 else { return };
-        let mut owner = track.owner.lock();
-        if let Some(one) = owner.as_mut() {
-            one.claims -= 1;
-        }
-        owner.take_if(|owner| owner.claims == 0);
-    }
+    pub const LINK: Self = Self { _owner: None, has_passed: false };
 }
 
 /// A request for the track that is under way at a relay of the cluster. Dropping it marks the request as over.
@@ -201,28 +195,41 @@ impl LiveTrack {
     }
 
     /// Reports whether `identity` may publish the track. A track belongs to its first publisher's identity until the
-    /// last session of that identity stops publishing it.
+    /// last session of that identity stops publishing it. Between a publisher of this relay and the cluster it passes
+    /// earlier: when the relay moves the track away from all sessions that publish it.
     pub fn is_open_to(&self, identity: &RightHolder) -> bool {
-        self.owner.lock().as_ref().is_none_or(|owner| owner.identity == *identity)
+        self.owner().is_none_or(|owner| owner == *identity || self.may_pass(&owner, identity))
+    }
+
+    fn may_pass(&self, owner: &RightHolder, identity: &RightHolder) -> bool {
+        let is_between = [owner, identity].contains(&&RightHolder::Cluster);
+        is_between && self.upstreams.lock().iter().all(|upstream| upstream.is_leaving())
     }
 
     /// Returns the identity that the track belongs to.
     pub fn owner(&self) -> Option<RightHolder> {
-        self.owner.lock().as_ref().map(|owner| owner.identity.clone())
+        let owner = self.owner.lock();
+        owner.as_ref().filter(|owner| owner.claims.strong_count() > 0).map(|owner| owner.identity.clone())
     }
 
     /// Makes `identity` the owner of the track. Returns `None` if another identity owns it. Call it before
     /// [`Self::prepare`].
-    pub fn claim(self: &Arc<Self>, identity: RightHolder) -> Option<TrackClaim> {
+    pub fn claim(&self, identity: RightHolder) -> Option<TrackClaim> {
+        // The lock of the publishers is taken before that of the owner, as elsewhere.
+        let passes_from = self.owner().filter(|owner| self.may_pass(owner, &identity));
         let mut owner = self.owner.lock();
-        // An owner without any [`TrackClaim`] exists only inside this function and `TrackClaim::drop`, which hold this
-        // lock.
-        let owner = owner.get_or_insert(TrackOwner { identity: identity.clone(), claims: 0 });
-        if owner.identity != identity {
-            return None;
+        let known = owner.as_ref().and_then(|owner| Some((&owner.identity, owner.claims.upgrade()?)));
+        match known {
+            Some((known, claims)) if *known == identity => {
+                return Some(TrackClaim { _owner: Some(claims), has_passed: false });
+            }
+            Some((known, _)) if passes_from.as_ref() != Some(known) => return None,
+            _ => {}
         }
-        owner.claims += 1;
-        Some(TrackClaim(Some(Arc::clone(self))))
+        let has_passed = known.is_some();
+        let claims = Arc::new(());
+        *owner = Some(TrackOwner { identity, claims: Arc::downgrade(&claims) });
+        Some(TrackClaim { _owner: Some(claims), has_passed })
     }
 
     /// Records that the track is being requested from a relay, by a route with these hops. There is one such request at
@@ -265,7 +272,7 @@ impl LiveTrack {
     pub fn add_upstream(&self, upstream: Arc<UpstreamTrack>, claimed: Option<Location>, now: Instant) {
         let mut upstreams = self.upstreams.lock();
         if let Some(absence) = self.end_absence(now) {
-            upstream.returns(claimed, absence.unfinished);
+            upstream.returns(claimed, absence.unfinished, false);
         }
         let leads = upstreams.iter().all(|other| other.is_leaving());
         if leads && !upstreams.is_empty() {

@@ -83,6 +83,8 @@ pub struct UpstreamTrack {
 struct Returned {
     /// The largest location of the track that the publisher named when it took over.
     claimed: Option<Location>,
+    /// True if the publisher may be a copy of the other one, or a relay, and lag behind it.
+    may_lag: bool,
     _unfinished: Option<Unfinished>,
 }
 
@@ -244,7 +246,7 @@ impl UpstreamTrack {
         if self.stands_by() {
             // The group IDs of a standby were never compared with the track's. So its first group decides whether the
             // track's group numbering starts over.
-            self.returns(None, None);
+            self.returns(None, None, false);
             self.standing_by.store(false, Relaxed);
             self.ask(UpstreamRequest::Forward(true));
         }
@@ -252,8 +254,10 @@ impl UpstreamTrack {
 
     /// Records that the publisher takes over from another one. Its first group will show whether it continues the group
     /// IDs, and decides how the `unfinished` streams end. `claimed` is the largest location that the publisher named.
-    pub fn returns(&self, claimed: Option<Location>, unfinished: Option<Unfinished>) {
-        *self.returned.lock() = Some(Returned { claimed, _unfinished: unfinished });
+    /// `is_copy`: both may be publishers of the same objects, of which one is a moment behind the other.
+    pub fn returns(&self, claimed: Option<Location>, unfinished: Option<Unfinished>, is_copy: bool) {
+        let may_lag = is_copy || self.is_of_upstream || self.is_of_relay;
+        *self.returned.lock() = Some(Returned { claimed, may_lag, _unfinished: unfinished });
         self.unnumbered.store(true, Relaxed);
     }
 
@@ -262,15 +266,15 @@ impl UpstreamTrack {
         self.unnumbered.load(Relaxed)
     }
 
-    /// Calls `decide` for the first group after the publisher took over, and returns its result. Other groups wait
-    /// until that is done.
-    pub fn number(&self, decide: impl FnOnce(Option<Location>) -> bool) -> bool {
+    /// Calls `decide` for the first group after the publisher took over, and returns its result. Its arguments are the
+    /// largest location that the publisher named, and whether it may lag. Other groups wait until that is done.
+    pub fn number(&self, decide: impl FnOnce(Option<Location>, bool) -> bool) -> bool {
         if !self.is_unnumbered() {
             return false;
         }
         // Streams of other groups block on this lock while `decide` runs. They find `returned` empty afterwards.
         let mut returned = self.returned.lock();
-        let decided = returned.take().is_some_and(|returned| decide(returned.claimed));
+        let decided = returned.take().is_some_and(|returned| decide(returned.claimed, returned.may_lag));
         self.unnumbered.store(false, Relaxed);
         decided
     }

@@ -22,7 +22,7 @@ use nix::sys::signal::Signal;
 use super::etcd::Etcd;
 use super::groups::{expect_group, publish_group};
 use super::peer::{TestPeer, TestRelay, at, patiently, track, with_publisher};
-use super::site::{RelaySite, wants_web};
+use super::site::{RelayHost, RelaySite, wants_web};
 
 /// Time for which relays keep subscriptions without a publisher. It is longer than any test takes.
 const LINGER: Duration = Duration::from_secs(600);
@@ -39,26 +39,36 @@ fn relay_with_rules(
     rules: Vec<AccessRule>,
 ) -> TestRelay {
     TestRelay::at(|host, config| {
+        join_cluster(host, config, hop, peers, routes);
         config.access.rules = rules;
-        config.listen = vec![SocketAddr::new(host.v4().into(), host.port(hop))];
-        config.linger = LINGER;
-        config.upstream =
-            Some(UpstreamConfig { urls: Vec::new(), tls_root: None, token: None, identity: None });
-        config.cluster = Some(config::ClusterConfig {
-            hop: Some(HopId(hop.into())),
-            cost: None,
-            peers,
-            discovery: None,
-            max_routes: routes,
-        });
     })
 }
 
-fn relay(hop: u16, peers: &[&TestRelay]) -> TestRelay {
+/// Changes the settings to those of a relay of the cluster with this hop ID, which connects to the other relays.
+pub fn join_cluster(
+    host: RelayHost<'_>,
+    config: &mut config::Config,
+    hop: u16,
+    peers: Vec<config::PeerConfig>,
+    routes: usize,
+) {
+    config.listen = vec![SocketAddr::new(host.v4().into(), host.port(hop))];
+    config.linger = LINGER;
+    config.upstream = Some(UpstreamConfig { urls: Vec::new(), tls_root: None, token: None, identity: None });
+    config.cluster = Some(config::ClusterConfig {
+        hop: Some(HopId(hop.into())),
+        cost: None,
+        peers,
+        discovery: None,
+        max_routes: routes,
+    });
+}
+
+pub fn relay(hop: u16, peers: &[&TestRelay]) -> TestRelay {
     relay_with(hop, peers.iter().map(|peer| peer_at(peer, None)).collect(), 100)
 }
 
-fn peer_at(relay: &TestRelay, cost: Option<u64>) -> config::PeerConfig {
+pub fn peer_at(relay: &TestRelay, cost: Option<u64>) -> config::PeerConfig {
     config::PeerConfig { url: relay.url(), cost, namespaces: Vec::new() }
 }
 
@@ -79,7 +89,7 @@ fn relays_on(route: &RouteStatus) -> &[u64] {
     &route.path[2..]
 }
 
-async fn until_routes(
+pub async fn until_routes(
     relay: &TestRelay,
     what: &str,
     wanted: impl Fn(&[RouteStatus]) -> bool,
@@ -87,12 +97,12 @@ async fn until_routes(
     async_wait_until(what, || routes(relay), |routes| wanted(routes)).await
 }
 
-async fn until_cluster(relay: &TestRelay, what: &str, wanted: impl Fn(&ClusterStatus) -> bool) {
+pub async fn until_cluster(relay: &TestRelay, what: &str, wanted: impl Fn(&ClusterStatus) -> bool) {
     relay.until(what, |status| status.cluster.as_ref().is_some_and(&wanted)).await;
 }
 
 /// Subscribes to the track with a timeout, so that the relay waits until it knows a publisher.
-async fn subscribe(viewer: &TestPeer, track: &TrackName) -> SessionRequest {
+pub async fn subscribe(viewer: &TestPeer, track: &TrackName) -> SessionRequest {
     let waiting = Parameters { rendezvous_timeout: Some(60_000), ..Parameters::default() };
     viewer.try_subscribe(track, waiting).await.unwrap().0
 }

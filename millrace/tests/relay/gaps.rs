@@ -57,7 +57,7 @@ impl Scene {
 }
 
 /// Accepts the relay's SUBSCRIBE under alias 5, for a track with objects up to `largest`.
-async fn accept(publisher: &mut TestPeer, track: &TrackName, largest: Location) -> SessionRequest {
+pub async fn accept(publisher: &mut TestPeer, track: &TrackName, largest: Location) -> SessionRequest {
     let parameters = Parameters { largest_object: Some(largest), ..Parameters::default() };
     publisher.accept_subscribe_with(track, 5, parameters, Properties::default()).await.0
 }
@@ -72,7 +72,7 @@ async fn expect_fetch(publisher: &mut TestPeer, first: Location, last: Location)
 }
 
 /// Answers a FETCH with these objects, of subgroup 0, and unknown ranges.
-async fn serve(publisher: &TestPeer, fetch: (SessionRequest, u64), items: &[Item]) {
+pub async fn serve(publisher: &TestPeer, fetch: (SessionRequest, u64), items: &[Item]) {
     let (mut request, id) = fetch;
     let parameters = Parameters::default();
     let ok =
@@ -105,12 +105,12 @@ async fn serve(publisher: &TestPeer, fetch: (SessionRequest, u64), items: &[Item
 }
 
 /// An item of a FETCH response: an object with the length of its payload, or the end of an unknown range.
-enum Item {
+pub enum Item {
     Object(Location, usize),
     Unknown(Location),
 }
 
-const fn object(group: u64, object: u64) -> Item {
+pub const fn object(group: u64, object: u64) -> Item {
     Item::Object(at(group, object), LEN)
 }
 

@@ -17,6 +17,7 @@ mod groups;
 mod hostile;
 mod live;
 mod malformed;
+mod moves;
 pub mod peer;
 mod pressure;
 mod receivers;

@@ -10,12 +10,16 @@ use std::{
 };
 
 use millrace_moq::Parameters;
-use millrace_relay_daemon::{config::UpstreamConfig, status::Status};
+use millrace_relay_daemon::{
+    config::{Config, UpstreamConfig},
+    status::Status,
+};
 use tokio::{net::UdpSocket, task::JoinHandle};
 use url::Url;
 
 use super::groups::{expect_group, publish_group};
 use super::peer::{TestRelay, at, with_publisher};
+use super::site::RelayHost;
 
 /// Time for which relays keep subscriptions without a publisher. It is longer than any test takes.
 const LINGER: Duration = Duration::from_secs(600);
@@ -84,8 +88,14 @@ impl Drop for CuttableRoute {
 
 /// Starts a relay, and a forwarder in front of it.
 pub fn relay_behind_a_way() -> (TestRelay, CuttableRoute) {
+    relay_with_a_way(|_, _| {})
+}
+
+/// Starts a relay with changed settings, and a forwarder in front of it.
+pub fn relay_with_a_way(change: impl FnOnce(RelayHost<'_>, &mut Config)) -> (TestRelay, CuttableRoute) {
     let mut sockets = None;
-    let relay = TestRelay::at(|host, _| {
+    let relay = TestRelay::at(|host, config| {
+        change(host, config);
         let bind = || std::net::UdpSocket::bind((host.v4(), 0)).unwrap();
         sockets = Some(host.enter(|| (bind(), bind())));
     });

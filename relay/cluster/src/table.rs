@@ -453,8 +453,9 @@ impl RouteTable {
                 _ => NextSource::Move(best.key.link),
             };
         }
-        // Moving only to strictly shorter paths keeps loops from forming, see the crate's documentation.
-        let is_shorter = best.path.hops().len() < current.path.hops().len();
+        // Moving only to strictly shorter paths keeps loops from forming, see the crate's documentation. A publisher of
+        // this relay gets no track from a publisher elsewhere that works, since tracks belong to their first publisher.
+        let is_shorter = !best.is_local && best.path.hops().len() < current.path.hops().len();
         match is_shorter && self.cost(best) <= self.cost(current) {
             true if now >= best.since + HOLD => NextSource::Move(best.key.link),
             true => NextSource::Later(best.since + HOLD),

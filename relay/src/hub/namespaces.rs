@@ -290,6 +290,12 @@ impl NamespaceState {
         self.next_id
     }
 
+    /// Returns the publisher of this relay that has announced `namespace` or a prefix of it in this session.
+    pub(super) fn publisher_in(&self, namespace: &Namespace, session: u64) -> Option<Arc<dyn HubPublisher>> {
+        let mut entries = namespace.prefixes().filter_map(|prefix| self.publishers.get(&prefix)).flatten();
+        entries.find(|entry| entry.session == session)?.publisher.upgrade()
+    }
+
     /// Adds the namespaces of all publishers to a new table of routes.
     pub(super) fn publish_all(&mut self) {
         let Some(table) = &mut self.table else { return };

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::Ordering::Relaxed},
     time::{Duration, Instant as Time},
 };
 
@@ -59,6 +59,12 @@ impl NamespaceState {
             }
         }
         found
+    }
+
+    /// Returns the relay or the publisher of this relay that has announced tracks of `namespace` in the session `link`.
+    fn source(&self, namespace: &Namespace, link: ClusterLink) -> Option<Arc<dyn HubPublisher>> {
+        let relay = self.relays.get(&link).and_then(Weak::upgrade);
+        relay.or_else(|| self.publisher_in(namespace, link))
     }
 }
 
@@ -228,49 +234,61 @@ impl Hub {
 
     fn reroute_track(&self, track: &Arc<LiveTrack>, rerouting: &mut Rerouting, now: Time) {
         let namespace = track.name().namespace();
+        self.give_up_lost(track, rerouting, now);
         let upstreams = track.upstreams();
-        if upstreams.iter().any(|upstream| !upstream.is_of_relay) {
-            return; // the track comes from a publisher of this relay or from the upstream relay
+        let is_silent = |link| self.with_table(|table| table.is_suspect(link)) == Some(true);
+        let is_kept =
+            |one: &Arc<UpstreamTrack>| one.is_of_upstream || !one.is_of_relay && !is_silent(one.publisher);
+        if upstreams.iter().any(is_kept) {
+            return; // the track comes from the upstream relay, or from a publisher of this relay that answers
         }
         // A publisher whose track is being moved counts as the source of the track until another publisher has taken
         // over.
-        let staying: Vec<_> = upstreams.iter().filter(|one| !one.is_leaving()).collect();
-        let from: Vec<ClusterLink> = match staying.is_empty() {
-            true => upstreams.iter().map(|upstream| upstream.publisher).collect(),
-            false => staying.iter().map(|upstream| upstream.publisher).collect(),
-        };
-        let next = self.with_table(|table| table.next(namespace, &from, now)).unwrap_or(NextSource::Stay);
-        if next != NextSource::Lost {
-            rerouting.lost.remove(&track.number);
-        }
-        match next {
-            NextSource::Stay => {}
+        let is_leaving = upstreams.iter().all(|one| one.is_leaving());
+        let staying = upstreams.iter().filter(|one| is_leaving || !one.is_leaving());
+        let from: Vec<ClusterLink> = staying.map(|upstream| upstream.publisher).collect();
+        match self.with_table(|table| table.next(namespace, &from, now)).unwrap_or(NextSource::Stay) {
+            // A track without a route is given up above, and its subscriptions wait for a publisher (`live::absence`).
+            NextSource::Stay | NextSource::Lost => {}
             NextSource::Later(until) => rerouting.again(namespace, until),
             NextSource::Move(link) => {
-                let relay = self.namespaces.0.lock().relays.get(&link).and_then(Weak::upgrade);
-                let Some(relay) = relay else { return };
-                if !upstreams.is_empty() {
-                    OperatorCounters::count(&self.counters.reroutes);
-                    upstreams.iter().for_each(|upstream| upstream.leave());
-                }
-                relay.back_up(vec![Arc::clone(track)]);
-                // If the relay refuses the track, the next best route is tried at the next check.
-                if upstreams.is_empty() {
-                    rerouting.again(namespace, now + PAUSE * 10);
-                }
+                let Some(next) = self.namespaces.0.lock().source(namespace, link) else { return };
+                self.leave_sources(track);
+                next.back_up(vec![Arc::clone(track)]);
+                // If the track is refused there, the next best route is tried at the next check.
+                rerouting.again(namespace, now + PAUSE * 10);
             }
-            // The track's last relay was lost, and its subscriptions already wait for a publisher (`live::absence`).
-            NextSource::Lost if upstreams.is_empty() => {}
-            NextSource::Lost => {
-                let since = *rerouting.lost.entry(track.number).or_insert(now);
-                if now < since + LAST_WORDS {
-                    return rerouting.again(namespace, since + LAST_WORDS);
-                }
-                rerouting.lost.remove(&track.number);
-                for upstream in &upstreams {
-                    track.supersede(upstream, self.limits.absence, now);
-                }
-            }
+        }
+    }
+
+    /// Marks the track's sources as leaving, and counts the move if any was not.
+    pub(super) fn leave_sources(&self, track: &LiveTrack) {
+        let upstreams = track.upstreams();
+        let staying = upstreams.iter().filter(|upstream| !upstream.is_leaving());
+        if staying.inspect(|upstream| upstream.leave()).count() > 0 {
+            OperatorCounters::count(&self.counters.reroutes);
+        }
+    }
+
+    /// Gives up the relays that have withdrawn their routes to a track: `LAST_WORDS` later, since their PUBLISH_DONE or
+    /// the end of their last group may be on its way.
+    fn give_up_lost(&self, track: &LiveTrack, rerouting: &mut Rerouting, now: Time) {
+        // The other process of a takeover may have the track without its namespace.
+        let link = self.link.load(Relaxed);
+        let is_lost = |one: &Arc<UpstreamTrack>| {
+            one.is_of_relay
+                && !(one.publisher == link && one.is_leaving())
+                && self.hops_by(track, one.publisher).is_empty()
+        };
+        let mut lost = track.upstreams();
+        lost.retain(is_lost);
+        let since = *rerouting.lost.entry(track.number).or_insert(now);
+        if !lost.is_empty() && now < since + LAST_WORDS {
+            return rerouting.again(track.name().namespace(), since + LAST_WORDS);
+        }
+        rerouting.lost.remove(&track.number);
+        for upstream in &lost {
+            track.supersede(upstream, self.limits.absence, now);
         }
     }
 }

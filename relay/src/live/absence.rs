@@ -99,14 +99,14 @@ impl LiveTrack {
     /// subscriptions end.
     pub(super) fn give_up_waiting(&self) -> Option<SubscriptionEnd> {
         let owner = self.owner();
-        // A publisher may have moved to another relay of the cluster, which then announces the same track, or to the
-        // other process of a takeover, which claims no track.
-        let is_cluster = owner == Some(RightHolder::Cluster);
+        // A publisher may have moved to another relay of the cluster, which then announces the same track, from such a
+        // relay to this one, or to the other process of a takeover, which claims no track.
+        let is_cluster = |owner: &Option<RightHolder>| *owner == Some(RightHolder::Cluster);
         self.absence
             .lock()
             .take_if(|absence| {
                 let is_owned = owner.is_some() && absence.owner.is_some();
-                is_owned && absence.owner != owner && !is_cluster
+                is_owned && absence.owner != owner && !is_cluster(&owner) && !is_cluster(&absence.owner)
             })
             .map(|absence| absence.ended)
     }
@@ -191,14 +191,13 @@ impl LiveTrack {
             }
         }
         // This closure is called only for the first group of a publisher that took over from another one.
-        let anew = upstream.number(|claimed| {
+        let anew = upstream.number(|claimed, may_lag| {
             let Some(last) = self.data.last_seen() else { return false };
-            let is_from_relay = upstream.is_of_upstream || upstream.is_of_relay;
             let is_behind = match claimed {
-                Some(claimed) if is_from_relay => is_beyond_lag(claimed.group, last.group),
+                Some(claimed) if may_lag => is_beyond_lag(claimed.group, last.group),
                 // If the publisher named no location, the relay may have subscribed just now. Group 0 or an old group
                 // then means that the publisher was restarted.
-                None if is_from_relay => group == 0 || is_beyond_lag(group, last.group),
+                None if may_lag => group == 0 || is_beyond_lag(group, last.group),
                 Some(claimed) => claimed < last,
                 None => group <= last.group,
             };
@@ -325,6 +324,48 @@ mod tests {
             track.prepare(2);
             assert_eq!(track.is_waiting(), waits);
         }
+    }
+
+    #[test]
+    fn track_passes_between_the_cluster_and_a_client_once_it_leaves_its_publishers() {
+        let now = Instant::now();
+        for (first, next, passes) in [
+            (RightHolder::Cluster, owner(1), true),
+            (owner(1), RightHolder::Cluster, true),
+            (owner(1), owner(2), false),
+        ] {
+            let track = track(now);
+            let old = upstream(1);
+            let claim = track.claim(first).unwrap();
+            track.add_upstream(Arc::clone(&old), None, now);
+            assert!(!track.is_open_to(&next) && track.claim(next.clone()).is_none(), "it works");
+            old.leave();
+            assert_eq!(track.is_open_to(&next), passes);
+            let Some(passed) = track.claim(next.clone()) else {
+                assert!(!passes);
+                continue;
+            };
+            let more = track.claim(next.clone()).expect("it is the owner's");
+            assert!(passed.has_passed && !more.has_passed);
+            drop((claim, passed));
+            assert_eq!(track.owner(), Some(next), "the earlier owner's claim does not count");
+            drop(more);
+            assert_eq!(track.owner(), None);
+        }
+    }
+
+    #[test]
+    fn track_that_waits_for_the_cluster_is_resumed_by_a_publisher_of_this_relay() {
+        let now = Instant::now();
+        let track = track(now);
+        let first = upstream(1);
+        let claim = track.claim(RightHolder::Cluster).unwrap();
+        track.add_upstream(Arc::clone(&first), None, now);
+        track.remove_upstream(&first, &publisher_gone(), WAIT, now);
+        drop(claim);
+        let _claim = track.claim(owner(1)).unwrap();
+        track.prepare(2);
+        assert!(track.is_waiting());
     }
 
     #[test]

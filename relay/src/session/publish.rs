@@ -428,6 +428,9 @@ impl Publications {
             connection: Arc::downgrade(self.context.connection()),
         };
         let (upstream, asks) = UpstreamTrack::new(place, alias, subscribed);
+        if claim.has_passed {
+            upstream.returns(largest, None, true); // It may be another publisher, or one that was restarted.
+        }
         let published = PublishedTrack { track, upstream };
         let mut by_alias = self.by_alias.lock();
         let first = !published.track.is_established();

@@ -201,6 +201,28 @@ fn track_moves_only_to_a_shorter_no_costlier_route_older_than_hold_time() {
     assert_eq!(table.next(&live, &[3], later), NextSource::Lost);
 }
 
+#[test]
+fn track_moves_between_a_local_publisher_and_a_relay_only_if_the_present_one_fails() {
+    let now = Instant::now();
+    let live = namespace("live");
+    let later = now + HOLD;
+    let mut table = table(9);
+    announce(&mut table, 1, &[100, 1], 0, now).unwrap();
+    table.publish(key(4), &live, None, now);
+    assert_eq!(table.next(&live, &[1], later), NextSource::Stay, "the relay works");
+    assert_eq!(table.next(&live, &[4], later), NextSource::Stay, "the publisher works");
+    table.set_suspect(1, true, now);
+    assert_eq!(table.next(&live, &[1], now), NextSource::Move(4));
+    table.set_suspect(4, true, now);
+    assert_eq!(table.next(&live, &[4], now), NextSource::Stay, "neither answers");
+    let peer = Neighbour { link: 5, hop: HopId(5) };
+    assert_eq!(table.announcement(&live, peer).map(|told| told.cost), Some(DOUBT));
+    table.set_suspect(1, false, now);
+    assert_eq!(table.next(&live, &[4], now), NextSource::Move(1));
+    table.withdraw(key(1), &live, now);
+    assert_eq!(table.next(&live, &[1], now), NextSource::Move(4), "there is no other");
+}
+
 /// A simulated mesh: relays by index, links with their costs, and messages in flight. In each relay, the session with
 /// relay `n` has the ID `n + 1`, because 0 is not a valid ID.
 struct Mesh {
