@@ -1,4 +1,4 @@
-//! How long the relay waits before it connects to its upstream relay again.
+//! How long the relay waits before it connects again to its upstream relay, or to a relay of the cluster.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ const SHORTEST: Duration = Duration::from_millis(250);
 /// The longest pause between connection attempts. A session that lasted longer than this resets the pause to the
 /// shortest.
 const LONGEST: Duration = Duration::from_secs(15);
-/// The shortest duration of a session after which this relay connects again at once, if the upstream relay was
-/// restarted or sent GOAWAY.
-const BRIEF: Duration = Duration::from_secs(1);
+/// The shortest duration of a session after which this relay connects again at once, if the other relay was restarted
+/// or sent GOAWAY.
+pub(crate) const BRIEF: Duration = Duration::from_secs(1);
 
-/// The pause before the next attempt to connect to the upstream relay. It doubles after each failed attempt and each
+/// The pause before the next attempt to connect to the other relay. It doubles after each failed attempt and each
 /// short session.
 #[derive(Debug)]
 pub(crate) struct Pauses(Duration);
@@ -21,7 +21,7 @@ impl Pauses {
     }
 
     /// Returns the pause after a session with the duration `lasted`, which is zero if the attempt to connect failed.
-    /// `invites` is true if the upstream relay expects this one to connect again at once: it answered with a stateless
+    /// `invites` is true if the other relay expects this one to connect again at once: it answered with a stateless
     /// reset, because it was restarted, or it sent GOAWAY.
     pub fn next_pause(&mut self, lasted: Duration, invites: bool) -> Duration {
         // A shortest duration of the session is required, so that a peer that resets each connection at once cannot

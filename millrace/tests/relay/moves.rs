@@ -1,13 +1,13 @@
-//! Tests of publishers that go from one relay of a cluster to another one.
+//! Tests of publishers that go from one relay of a cluster to another one, and of relays whose peers send GOAWAY.
 
 use std::{sync::Arc, time::Duration};
 
 use millrace_client::session::SessionRequest;
 use millrace_moq::{Message, TrackName, code, message::FetchKind};
-use millrace_relay_daemon::config::Config;
+use millrace_relay_daemon::{config::Config, status::ClusterStatus};
 use tokio::sync::mpsc;
 
-use super::cluster::{join_cluster, peer_at, relay, subscribe, until_routes};
+use super::cluster::{join_cluster, peer_at, relay, subscribe, until_cluster, until_routes};
 use super::gaps::{accept, object, serve};
 use super::groups::{expect_group, publish_group};
 use super::peer::{TestPeer, TestRelay, at, with_publisher};
@@ -187,4 +187,37 @@ async fn viewers_at_an_edge_continue_when_the_publisher_of_a_killed_relay_comes_
     let (mut again, _namespace, _) = with_publisher(&scene.edge).await;
     let _upstream = accept(&mut again, &scene.name, at(LAST, 1)).await;
     scene.expect_groups_of(&again, [LAST + 1, LAST + 2], &mut []).await;
+}
+
+/// A relay drains, and names another one in GOAWAY. Its peer is there before the earlier session ends.
+#[tokio::test]
+async fn peer_that_gets_goaway_connects_before_it_leaves() {
+    let origin = relay(1, &[]);
+    let next = relay(3, &[&origin]);
+    let url = next.url();
+    let first = TestRelay::at(|host, config| {
+        join_cluster(host, config, 2, vec![peer_at(&origin, None)], 100);
+        drains_slowly(config);
+        config.goaway_uri = Some(url);
+    });
+    let edge = relay(4, &[&first]);
+    let mut scene = MoveScene::at(origin, edge).await;
+    drain(&first);
+    let has = |cluster: &ClusterStatus, hop| cluster.links.iter().any(|link| link.hop == hop);
+    until_cluster(&scene.edge, "a session with either relay", |cluster| has(cluster, 2) && has(cluster, 3))
+        .await;
+    let moved = |routes: &[millrace_relay_daemon::status::RouteStatus]| {
+        routes.iter().any(|route| route.carried && route.path.ends_with(&[3]))
+    };
+    until_routes(&scene.edge, "the route through the next relay", moved).await;
+    for group in LAST + 1..LAST + 4 {
+        publish_group(&scene.publisher, 1, group).await;
+        expect_group(&mut scene.viewer, group).await;
+    }
+    until_cluster(&scene.edge, "the earlier session to end", |cluster| !has(cluster, 2) && has(cluster, 3))
+        .await;
+    publish_group(&scene.publisher, 1, LAST + 4).await;
+    expect_group(&mut scene.viewer, LAST + 4).await;
+    scene.viewer.expect_no_stream().await;
+    has_not_ended(&mut scene.subscription).await;
 }

@@ -257,10 +257,18 @@ impl RouteTable {
             if *count == 0 {
                 self.counts.remove(&key.link);
                 self.suspects.remove(&key.link);
-                // This was the session's last announcement, so the peer itself has probably disappeared.
-                if !route.is_local && route.path.sender().is_named() {
+                // This was the session's last announcement, so the peer itself has probably disappeared, unless it has
+                // another session.
+                let sender = route.path.sender();
+                let has_another = self
+                    .routes
+                    .get(namespace)
+                    .into_iter()
+                    .flatten()
+                    .any(|other| other.path.sender() == sender);
+                if !route.is_local && sender.is_named() && !has_another {
                     self.gone.truncate(MAX_GONE - 1);
-                    self.gone.push_front((route.path.sender(), now));
+                    self.gone.push_front((sender, now));
                 }
             }
         }

@@ -20,11 +20,11 @@ use super::{ServerShared, dial};
 use crate::{
     ClusterPeer,
     hub::OperatorCounters,
-    reconnect::Pauses,
+    reconnect::{BRIEF, Pauses},
     session::{Dialed, PeerTerms, RelaySession},
 };
 
-/// How long this relay keeps a session after the peer has sent GOAWAY. Then it closes the session and connects again.
+/// How long this relay keeps a session after the peer has sent GOAWAY.
 const LEAVING: Duration = Duration::from_secs(15);
 
 /// The most relays from a discovery store to which this relay keeps sessions. Relays with a session count, even if the
@@ -119,7 +119,8 @@ impl KeptPeers {
 }
 
 impl ServerShared {
-    /// Keeps a session with a relay, as long as it is wanted.
+    /// Keeps a session with a relay, as long as it is wanted. After GOAWAY it connects again at once, and keeps the
+    /// earlier session until the new one has the same routes and the tracks have moved to it.
     pub(super) async fn keep_peer(self: Arc<Self>, peer: Arc<KeptPeer>) {
         let host = peer.status.borrow().host.clone();
         let idle =
@@ -127,6 +128,8 @@ impl ServerShared {
         let mut pauses = Pauses::new();
         // The URI of the relay's GOAWAY, which is used for the next session only.
         let mut there = None;
+        // An earlier session whose peer has sent GOAWAY.
+        let mut left: Option<Arc<RelaySession>> = None;
         while !self.draining.load(Relaxed) {
             self.peers.give_up(&peer, idle);
             if self.peers.end(&peer) {
@@ -146,7 +149,7 @@ impl ServerShared {
                     }
                     let began = Instant::now();
                     let mut reason = "the session is over";
-                    let mut goes_away = false;
+                    let mut invites = false;
                     let mut running = tokio::spawn(Arc::clone(&self).run_session(Arc::clone(&session)));
                     tokio::select! {
                         _ = &mut running => {}
@@ -157,17 +160,26 @@ impl ServerShared {
                             let _ = running.await; // if the session's task panicked, the panic hook has logged it
                         }
                         uri = session.until_peer_goes_away() => {
-                            goes_away = true;
+                            info!(%host, session = session.id(), "a relay of the cluster sent GOAWAY: connecting again");
+                            (reason, invites) = ("the relay is going away", true);
                             there = peer.terms.upstream.at(&uri).filter(|_| !uri.is_empty());
-                            if time::timeout(LEAVING, &mut running).await.is_err() {
-                                session.close(code::Session::NO_ERROR, "the peer is going away");
-                                let _ = running.await; // if the session's task panicked, the panic hook has logged it
+                            tokio::spawn(Arc::clone(&self).leave_peer(Arc::clone(&session), Arc::clone(&peer)));
+                            // One such session at a time is kept, however often the peer sends GOAWAY: the earlier
+                            // one, if this one is too short to have taken over its tracks.
+                            let earlier = left.take().filter(|left| self.sessions.lock().contains_key(&left.id()));
+                            let is_brief = began.elapsed() < BRIEF;
+                            if let Some(earlier) = &earlier {
+                                let unkept = if is_brief { &session } else { earlier };
+                                unkept.close(code::Session::NO_ERROR, "moved to another session");
                             }
+                            left = earlier.filter(|_| is_brief).or(Some(Arc::clone(&session)));
                         }
                     }
-                    info!(%host, session = session.id(), "the session with a relay of the cluster ended");
+                    if !invites {
+                        info!(%host, session = session.id(), "the session with a relay of the cluster ended");
+                    }
                     peer.note(None, reason.to_owned());
-                    (began.elapsed(), goes_away || connection.is_forgotten())
+                    (began.elapsed(), invites || connection.is_forgotten())
                 }
                 Err(error) => {
                     let reason = format!("{error:#}");
@@ -184,6 +196,19 @@ impl ServerShared {
 }
 
 impl ServerShared {
+    /// Closes a session whose peer has sent GOAWAY, once the present one has announced as many routes and the earlier
+    /// one is idle, or `LEAVING` later.
+    async fn leave_peer(self: Arc<Self>, session: Arc<RelaySession>, peer: Arc<KeptPeer>) {
+        let routes = |id| self.hub.with_table(|table| table.count(id)).unwrap_or_default();
+        let takes_over = |other: &RelaySession| {
+            let is_present = other.id() > session.id() && peer.status.borrow().session == Some(other.id());
+            is_present && other.hop().is_some() && routes(other.id()) >= routes(session.id())
+        };
+        if time::timeout(LEAVING, self.leave(&session, takes_over)).await.is_err() {
+            session.close(code::Session::NO_ERROR, "the peer is going away");
+        }
+    }
+
     /// Waits until a session on demand was of no use for the time `idle`.
     async fn until_unneeded(&self, peer: &KeptPeer, session: &RelaySession, idle: Duration) {
         let Some(needed) = &peer.needed else { return std::future::pending().await };

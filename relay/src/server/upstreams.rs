@@ -189,7 +189,7 @@ impl ServerShared {
                     }
                 }
                 uri = session.until_peer_goes_away() => {
-                    tokio::spawn(Arc::clone(self).leave(session));
+                    tokio::spawn(Arc::clone(self).leave_upstream(session));
                     // A relay that sends GOAWAY at the beginning of each session is not connected to in a busy loop:
                     // the pause grows with each short session.
                     sources.rest(source, began.elapsed(), true, Instant::now());
@@ -210,7 +210,7 @@ impl ServerShared {
                         info!(%host, next = link.upstream.url.authority(), "a preferred upstream relay answers: moving to it");
                         session.leave_upstream();
                         let left = Arc::clone(&session);
-                        let leaving = Arc::clone(self).leave(session);
+                        let leaving = Arc::clone(self).leave_upstream(session);
                         tokio::spawn(async move {
                             if time::timeout(LEAVING, leaving).await.is_err() {
                                 left.close(code::Session::NO_ERROR, "moved to another session");
@@ -227,7 +227,15 @@ impl ServerShared {
 
     /// Closes the session with the previous upstream relay, once another session has taken over its tracks and the
     /// previous session is idle.
-    async fn leave(self: Arc<Self>, session: Arc<RelaySession>) {
+    async fn leave_upstream(self: Arc<Self>, session: Arc<RelaySession>) {
+        // Session IDs grow, so a larger ID is a session that began later.
+        let takes_over = |other: &RelaySession| other.id() > session.id() && other.is_attached();
+        self.leave(&session, takes_over).await;
+    }
+
+    /// Closes a session with another relay, once a session for which `takes_over` is true runs and the earlier one is
+    /// idle.
+    pub(super) async fn leave(&self, session: &RelaySession, takes_over: impl Fn(&RelaySession) -> bool) {
         loop {
             // The notification is requested before the sessions are checked, so that no end of a session is missed.
             let over = self.session_over.notified();
@@ -235,9 +243,7 @@ impl ServerShared {
             if !sessions.contains_key(&session.id()) {
                 return;
             }
-            // Session IDs grow, so a larger ID is a session that began later.
-            let takes_over = |other: &Arc<RelaySession>| other.id() > session.id() && other.is_attached();
-            if sessions.values().any(takes_over) && session.is_idle() {
+            if sessions.values().any(|other| takes_over(other)) && session.is_idle() {
                 return session.close(code::Session::NO_ERROR, "moved to another session");
             }
             let _ = time::timeout(LOOKS, over).await;

@@ -497,6 +497,11 @@ fn route_through_a_relay_that_disappeared_comes_last_and_after_a_delay() {
     assert_eq!(table.next(&live, &[1], now), NextSource::Move(3));
     announce(&mut table, 1, &[100, 1], 0, now).unwrap();
     assert_eq!(best(&table), Some(1), "it is back");
+    announce(&mut table, 4, &[100, 1], 0, now).unwrap();
+    table.withdraw(key(1), &live, now);
+    assert!(table.gone.is_empty(), "it has another session");
+    announce(&mut table, 1, &[100, 1], 0, now).unwrap();
+    table.withdraw(key(4), &live, now);
     for _ in 0..100 {
         table.withdraw(key(1), &live, now);
         announce(&mut table, 1, &[100, 1], 0, now).unwrap();

@@ -76,22 +76,13 @@ async fn asked(connection: &Connection) -> (Message, SendStream, MessageReader) 
     (message, send, reader)
 }
 
-/// After GOAWAY on a request about namespaces, the relay sends the request again before it cancels the old one.
-#[tokio::test]
-async fn requests_are_sent_again_after_goaway_of_the_upstream_relay() {
+/// Starts a relay that connects to other relays. `change` names them in its settings.
+fn relay_below(transport: &transport::Config, change: impl FnOnce(&mut Config)) -> Server {
     let local = (Ipv4Addr::LOCALHOST, 0).into();
-    let transport = transport::Config {
-        certificate: Some(Arc::new(certificate())),
-        trust: ServerTrust::Anyone,
-        control_streams: 4,
-        ..transport::Config::default()
-    };
-    let upstream = Endpoint::bind(local, transport.clone()).unwrap();
-    let url = format!("moqt://{}", upstream.local_addr()).parse().unwrap();
-    let config = Config {
+    let mut config = Config {
         listen: vec![local],
         cluster: None,
-        upstreams: vec![crate::UpstreamRelay { url, token: None }],
+        upstreams: Vec::new(),
         transport: transport::Config { control_streams: 1, ..transport.clone() },
         cache: cache::CacheLimits { bytes: 1 << 20, age: Duration::from_secs(1) },
         max_sessions: 10,
@@ -106,9 +97,63 @@ async fn requests_are_sent_again_after_goaway_of_the_upstream_relay() {
         switching_sets: false,
         drafts: Draft::ALL.to_vec(),
     };
+    change(&mut config);
     let outgoing = crate::outgoing_sockets(&[local]).unwrap();
     let bound = BoundRelay::new(config, outgoing, Arc::new(RelayEngine::user("as configured"))).unwrap();
-    let relay = bound.serve(Arc::new(OpenAdmission));
+    bound.serve(Arc::new(OpenAdmission))
+}
+
+/// A peer sends GOAWAY in each session. The relay connects again while the first session is open, and keeps no more
+/// than one of the sessions that the peer has left.
+#[tokio::test]
+async fn peer_that_sends_goaway_in_each_session_has_one_earlier_session_at_most() {
+    let transport = transport::Config {
+        certificate: Some(Arc::new(certificate())),
+        trust: ServerTrust::Anyone,
+        control_streams: 4,
+        ..transport::Config::default()
+    };
+    let peer = Endpoint::bind((Ipv4Addr::LOCALHOST, 0).into(), transport.clone()).unwrap();
+    let url = format!("moqt://{}", peer.local_addr()).parse().unwrap();
+    let peers = vec![ClusterPeer::new(crate::UpstreamRelay { url, token: None })];
+    let relay = relay_below(&transport, |config| {
+        let hop = cluster::HopId(1);
+        config.cluster = Some(RelayCluster { hop, cost: None, peers, max_routes: 10, on_demand: None });
+    });
+    let mut sessions = Vec::new();
+    let accepting = async {
+        while sessions.len() < 4 {
+            let connection = peer.accept().await.unwrap().accept().await.unwrap();
+            let setup = SetupOptions { hop_id: Some(cluster::HopId(2)), ..SetupOptions::default() };
+            let messages = [encoded(setup), encoded(goaway("", None))].concat();
+            let control = open_stream(&connection, &messages).await;
+            let first = sessions.first().map_or(&connection, |(first, _): &(Arc<Connection>, _)| first);
+            let is_open = sessions.len() != 1 || first.quic.close_reason().is_none();
+            assert!(is_open, "the first session ended before the second one began");
+            sessions.push((connection, control));
+        }
+    };
+    time::timeout(PATIENCE, accepting).await.unwrap();
+    let count = || sessions.iter().filter(|(connection, _)| connection.quic.close_reason().is_none()).count();
+    until("the other sessions to end", || count() == 1).await;
+    relay.stop().await;
+}
+
+/// After GOAWAY on a request about namespaces, the relay sends the request again before it cancels the old one.
+#[tokio::test]
+async fn requests_are_sent_again_after_goaway_of_the_upstream_relay() {
+    let local = (Ipv4Addr::LOCALHOST, 0).into();
+    let transport = transport::Config {
+        certificate: Some(Arc::new(certificate())),
+        trust: ServerTrust::Anyone,
+        control_streams: 4,
+        ..transport::Config::default()
+    };
+    let upstream = Endpoint::bind(local, transport.clone()).unwrap();
+    let url = format!("moqt://{}", upstream.local_addr()).parse().unwrap();
+    let relay = relay_below(&transport, |config| {
+        config.upstreams = vec![crate::UpstreamRelay { url, token: None }];
+    });
     let connection = upstream.accept().await.unwrap().accept().await.unwrap();
     let _control = open_stream(&connection, &encoded(SetupOptions::default())).await;
     let client = Endpoint::bind(local, transport::Config { certificate: None, ..transport }).unwrap();
