@@ -3,14 +3,18 @@
 use std::{sync::Arc, time::Duration};
 
 use millrace_client::session::SessionRequest;
-use millrace_moq::{Message, TrackName, code, message::FetchKind};
+use millrace_moq::{
+    Message, Parameters, TrackName, code,
+    message::{FetchKind, Subscribe},
+};
 use millrace_relay_daemon::{config::Config, status::ClusterStatus};
 use tokio::sync::mpsc;
 
 use super::cluster::{join_cluster, peer_at, relay, subscribe, until_cluster, until_routes};
 use super::gaps::{accept, object, serve};
 use super::groups::{expect_group, publish_group};
-use super::peer::{TestPeer, TestRelay, at, with_publisher};
+use super::peer::{TestPeer, TestRelay, at, track, with_publisher};
+use super::returns::silence;
 use super::sources::relay_with_a_way;
 
 /// The last group that [`MoveScene`] publishes.
@@ -187,6 +191,34 @@ async fn viewers_at_an_edge_continue_when_the_publisher_of_a_killed_relay_comes_
     let (mut again, _namespace, _) = with_publisher(&scene.edge).await;
     let _upstream = accept(&mut again, &scene.name, at(LAST, 1)).await;
     scene.expect_groups_of(&again, [LAST + 1, LAST + 2], &mut []).await;
+}
+
+/// Two publishers of the same objects are at two relays. The one from which both relays get the track falls silent, and
+/// its session stays open.
+#[tokio::test]
+async fn track_of_a_silent_publisher_comes_from_a_second_one_at_another_relay() {
+    let mut scene = MoveScene::new().await;
+    let (mut near, mut near_subscription) = scene.viewer_at_origin().await;
+    let (mut second, _namespace, _) = with_publisher(&scene.edge).await;
+    for relay in [&scene.edge, &scene.origin] {
+        until_routes(relay, "both routes", |routes| routes.len() == 2).await;
+    }
+    silence(&scene.publisher);
+    // The publisher owes the acknowledgement of a packet from now on.
+    let other = Subscribe {
+        request_id: near.session.next_request_id(),
+        track: track("live/cam", "audio"),
+        parameters: Parameters::default(),
+    };
+    let _other = near.session.request(other).await.unwrap();
+    let _upstream = accept(&mut second, &scene.name, at(LAST, 1)).await;
+    until_routes(&scene.origin, "the route in use", |routes| routes.iter().any(|route| route.carried)).await;
+    scene.expect_groups_of(&second, [LAST + 1, LAST + 2], &mut [&mut near]).await;
+    // A relay moves a track only from a source that it still has, so no idle timeout has ended the publisher's session.
+    for relay in [&scene.edge, &scene.origin] {
+        relay.until("the track's move", |status| status.totals.reroutes > 0).await;
+    }
+    has_not_ended(&mut near_subscription).await;
 }
 
 /// A relay drains, and names another one in GOAWAY. Its peer is there before the earlier session ends.

@@ -51,17 +51,20 @@ pub async fn run(context: &Arc<SessionContext>, relay: &Arc<dyn HubPublisher>) -
     }
 }
 
-/// Marks the peer as suspect while it does not answer, and once it has sent GOAWAY. Routes of a suspect peer are used
-/// only if there is no other.
+/// Marks the peer, a relay of the cluster or a publisher, as suspect while it does not answer, and once it has sent
+/// GOAWAY. Routes of a suspect peer are used only if there is no other.
 pub async fn watch_health(context: &SessionContext) -> std::convert::Infallible {
     let mut health = context.connection().watch();
     loop {
         tokio::select! {
             changed = health.changed() => {
                 let is_dead = changed == Health::Dead;
-                match is_dead {
-                    true => warn!(session = context.id(), "a relay of the cluster does not answer: routes through other relays are preferred"),
-                    false => info!(session = context.id(), "the relay of the cluster answers again"),
+                let session = context.id();
+                match (context.is_relay(), is_dead) {
+                    (true, true) => warn!(session, "a relay of the cluster does not answer: routes through other relays are preferred"),
+                    (true, false) => info!(session, "the relay of the cluster answers again"),
+                    (false, true) => warn!(session, "a publisher does not answer: its tracks come from other relays of the cluster that have them"),
+                    (false, false) => info!(session, "the publisher answers again"),
                 }
                 // A peer that has sent GOAWAY stays suspect even if it answers.
                 context.hub().set_suspect(context.id(), is_dead || context.peer_goes_away());

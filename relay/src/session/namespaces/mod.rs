@@ -57,6 +57,8 @@ pub struct SessionNamespaces {
     watched_tracks: Arc<PrefixClaims>,
     /// The registration of the peer as a relay of the cluster. `None` until the peer has announced a route.
     relay: OnceLock<RelayRegistration>,
+    /// Set once the relay watches whether the peer, a publisher, answers.
+    watching: OnceLock<()>,
 }
 
 impl SessionNamespaces {
@@ -75,6 +77,7 @@ impl SessionNamespaces {
             watched: Arc::default(),
             watched_tracks: Arc::default(),
             relay: OnceLock::new(),
+            watching: OnceLock::new(),
         })
     }
 
@@ -102,6 +105,10 @@ impl SessionNamespaces {
         // tracks.
         let path = announcement.map(|announcement| announcement.path);
         let publication = self.context.hub().publish_by(namespace.clone(), &self.publisher, false, path);
+        if self.context.hub().is_in_cluster && !self.context.is_relay() {
+            // Another relay of the cluster may have a second publisher, which is used while this one does not answer.
+            self.watching.get_or_init(|| self.watch_health());
+        }
         self.context.hub().subscribe_existing(&namespace, &self.publisher, || self.pace()).await;
         wire::send(&mut stream.send, RequestOk::default()).await?;
         info!(session, namespace = %namespace.typed(), "the session's peer published a namespace");
@@ -160,10 +167,14 @@ impl SessionNamespaces {
         }
         self.relay.get_or_init(|| {
             self.context.set_announces_routes();
-            let context = Arc::clone(&self.context);
-            self.context.spawn(async move { match mesh::watch_health(&context).await {} });
+            self.watch_health();
             self.context.hub().register_relay(&self.publisher)
         });
+    }
+
+    fn watch_health(&self) {
+        let context = Arc::clone(&self.context);
+        self.context.spawn(async move { match mesh::watch_health(&context).await {} });
     }
 
     /// Returns the time at which the request budgets of the peer admit one more request.
