@@ -19,7 +19,6 @@
 //! | `upstream`, `reconnect` | one publisher of a track; how long the relay waits before it connects to its upstream relay again |
 //! | `millrace-relay-cluster` | the routes between relays: `hub::routes` keeps them, `session::mesh` sends and receives them |
 //! | `directory` | the store in which relays look up namespaces, instead of announcing them: [`NamespaceDirectory`]; `server::on_demand` connects |
-//! | `outbox` | packets of several connections that leave in one batch |
 //! | `incomplete` | how many bytes of incomplete messages a session may send |
 //! | [`LogLimit`] | how many log lines peers may cause: a layer for the log subscriber of a program that embeds a relay |
 //! | `waiters` | tasks that wait for a key, such as the publisher of one track |
@@ -41,7 +40,7 @@
 //!    into the cache, and tells the `live` track of each piece. Nothing waits for an object to be complete.
 //! 4. The track offers the piece to each `subscription`. That opens a stream on its own connection, or continues one;
 //!    the stream reads from the cache, so that there is one copy for all subscribers.
-//! 5. The `outbox` collects the packets that connections may send now, and sends one batch for each socket. If many
+//! 5. An `Outbox` collects the packets that connections may send now, and sends one batch for each socket. If many
 //!    connections of several shards have something to send, the threads of the shards do so at the same time.
 //! 6. The object is in the cache until it is too old or room is needed. Until then FETCH (`session::fetch`) and
 //!    later subscribers get it from there.
@@ -52,7 +51,7 @@
 //! # Dependencies
 //!
 //! ```text
-//! server -> report -> session -> hub -> live -> subscription -> outbox
+//! server -> report -> session -> hub -> live -> subscription
 //!        -> trace  -> hub        |       |---> upstream
 //!                                `-> wire
 //! ```
@@ -118,7 +117,6 @@ mod hub;
 mod incomplete;
 mod ladders;
 mod live;
-mod outbox;
 mod reconnect;
 mod report;
 mod server;

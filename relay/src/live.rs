@@ -25,6 +25,7 @@ use millrace_moq::{
     },
 };
 use millrace_transport::{
+    Outbox,
     offers::PlaceProvider,
     offload::{OffloadIngress, OffloadOpenings},
 };
@@ -37,7 +38,6 @@ use self::{absence::Absence, copies::SharedSubgroups, forwarding::Forwarding, ga
 use super::{
     catalog::ParsedCatalog,
     delays::{Delays, TrackDelays},
-    outbox::Outbox,
     subscription::{SubgroupNews, Subscription, SubscriptionEnd, TrackRef},
     upstream::{UpstreamRequest, UpstreamTrack},
 };

@@ -27,14 +27,14 @@ use millrace_quic::plane::{
     source::SourceEnd,
 };
 use millrace_transport::{
-    Connection,
+    Connection, Outbox,
     offload::{DatagramCopy, OffloadIngress, OpeningTerms},
 };
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 pub use self::options::{SubscriptionOptions, Timeouts};
-use super::{delays::TrackDelays, outbox::Outbox};
+use super::delays::TrackDelays;
 
 /// Facts that a subscription has about its track: the track's number, its cached objects, and its limits for late
 /// media.

@@ -17,11 +17,11 @@ use tracing::info;
 
 use super::LiveTrack;
 use crate::{
-    outbox::Outbox,
     subscription::{SubgroupNews, SubscriptionEnd},
     upstream::{Unfinished, UpstreamRequest, UpstreamTrack},
 };
 use millrace_access::policy::RightHolder;
+use millrace_transport::Outbox;
 
 /// The shortest wait of subscriptions for a publisher, after a publisher that no longer answered was replaced by
 /// another one.

@@ -17,7 +17,8 @@ use millrace_moq::{
 };
 
 use super::{LiveTrack, copies::OrphanedSubgroup};
-use crate::{outbox::Outbox, upstream::UpstreamTrack};
+use crate::upstream::UpstreamTrack;
+use millrace_transport::Outbox;
 
 impl LiveTrack {
     /// Reports whether the track has a source, or waits for one.

@@ -17,7 +17,7 @@ use millrace_moq::{
     tracks::{account::Account, malformed::TrackMalformed},
 };
 use millrace_relay_cluster::{Announcement, Neighbour};
-use millrace_transport::Connection;
+use millrace_transport::{Connection, Outbox};
 use millrace_webtransport::{RecvStream, SendStream, Tunnel};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -34,7 +34,6 @@ use crate::{
     hub::{Hub, OperatorCounters, Requester},
     incomplete::{HeldIncomplete, IncompleteBytes},
     live::LiveTrack,
-    outbox::Outbox,
     wire::{self, Answers, GoAways, MessageReader, SessionError},
 };
 use millrace_access::{Access, AccessRefusal, pattern::Pattern, policy::RightHolder, rights::Rights};

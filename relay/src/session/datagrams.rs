@@ -15,7 +15,8 @@ use super::{
     context::SessionContext,
     publish::{Publications, PublishedTrack},
 };
-use crate::{hub::OperatorCounters, outbox::Outbox, wire::SessionError};
+use crate::{hub::OperatorCounters, wire::SessionError};
+use millrace_transport::Outbox;
 
 /// How long a datagram may wait for the control message that defines its track alias.
 const ALIAS_TIMEOUT: Duration = Duration::from_millis(500);

@@ -35,10 +35,10 @@ use crate::{
     hub::OperatorCounters,
     incomplete::HeldIncomplete,
     live::{LiveTrack, copies::OrphanedSubgroup},
-    outbox::Outbox,
     upstream::EnteringStream,
     wire::{self, MessageReader, SessionError},
 };
+use millrace_transport::Outbox;
 
 /// How long a stream may wait for the control message that defines its track alias. That message may be delayed by
 /// loss; flow control bounds the stream's memory.

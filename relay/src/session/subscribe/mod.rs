@@ -39,12 +39,12 @@ use super::{
 };
 use crate::{
     live::LiveTrack,
-    outbox::Outbox,
     subscription::{Subscription, SubscriptionOptions},
     waiters::Waiters,
     wire::{self, RequestStream, SessionError},
 };
 use millrace_access::{AccessRefusal, rights::Rights};
+use millrace_transport::Outbox;
 
 /// How long a joining FETCH waits for its SUBSCRIBE, which may arrive later on another stream, and how often the FETCH
 /// checks for it.

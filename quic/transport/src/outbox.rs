@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use millrace_transport::{Connection, send::PacketBatch};
+use crate::{connection::Connection, send::PacketBatch};
 
 /// Least number of connections of a shard for which its thread is woken. For fewer, waking it takes longer than sending.
 const WORTH_WAKING: usize = 8;
