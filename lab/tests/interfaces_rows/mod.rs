@@ -24,7 +24,8 @@ pub fn rows(test: &str, least: u32, arguments: &str) -> Option<Vec<Value>> {
     let rows: Vec<Value> = serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON");
     for row in &rows {
         let reason = row["refused"].as_str().or(row["absent"].as_str()).unwrap_or_default();
-        let is_forwarded = row["intact"] == true && row["kernel_percent"].as_f64().is_some_and(|n| n >= least.into());
+        let is_forwarded =
+            row["intact"] == true && row["kernel_percent"].as_f64().is_some_and(|n| n >= least.into());
         assert!(is_forwarded || !reason.is_empty(), "{row}");
         if !is_forwarded {
             println!("SKIP {}: {reason}", row["interface"]);
