@@ -35,7 +35,7 @@ pub struct UpgradeArgs {
     /// Objects per second
     #[arg(long, default_value_t = 500, value_name = "HZ")]
     rate_hz: u32,
-    /// Number of objects in a group: a viewer that moves goes on with the next group
+    /// Number of objects in a group
     #[arg(long, default_value_t = 50, value_name = "N")]
     objects_per_group: u32,
     /// Number of viewers
@@ -69,7 +69,7 @@ pub fn run(args: UpgradeArgs) -> anyhow::Result<()> {
     warn_if_busy()?;
     let site = BenchSite::new(&Topology::standard(1, 1))?;
     let summary = |seen: &UpgradeFigures| {
-        format!("longest gap {:.0} ms, {} lost, {} skipped", seen.gap_ms, seen.lost, seen.skipped)
+        format!("longest gap {:.0} ms, {} lost, {} twice", seen.gap_ms, seen.lost, seen.duplicates)
     };
     let rows = RelayRounds::measure(&args.relays, args.rounds, |relay| args.round(&site, relay), summary)?;
     RelayRounds::report(&rows, &render(&rows), |row| row.json(&args), args.json.as_deref())
@@ -80,11 +80,8 @@ pub fn run(args: UpgradeArgs) -> anyhow::Result<()> {
 struct UpgradeFigures {
     /// Longest time between two objects of a viewer, from shortly before the upgrade on, ms.
     gap_ms: f64,
-    /// Number of missing objects, over all viewers, that are not `skipped`.
+    /// Number of missing objects, over all viewers.
     lost: u64,
-    /// Number of objects, over all viewers, between the last one of the old process and the next group, from which on a
-    /// viewer asks the successor for objects.
-    skipped: u64,
     duplicates: u64,
     /// Duration of the command, ms.
     command_ms: f64,
@@ -151,7 +148,7 @@ impl UpgradeArgs {
             drained_ms: ms(began, drained),
             kernel_before: kernel_share(&first, &before),
             kernel_after: kernel_share(&settled, &end),
-            ..judge(&seen, began, u64::from(self.objects_per_group))
+            ..judge(&seen, began)
         })
     }
 }
@@ -209,7 +206,7 @@ fn parse(series: &str) -> anyhow::Result<Vec<Vec<Arrival>>> {
 }
 
 /// Judges what viewers got around an upgrade that began at `began`, ns.
-fn judge(viewers: &[Vec<Arrival>], began: u64, objects_per_group: u64) -> UpgradeFigures {
+fn judge(viewers: &[Vec<Arrival>], began: u64) -> UpgradeFigures {
     let mut figures = UpgradeFigures::default();
     for seen in viewers {
         let gaps = seen.windows(2).filter(|pair| pair[1].1 > began);
@@ -222,16 +219,7 @@ fn judge(viewers: &[Vec<Arrival>], began: u64, objects_per_group: u64) -> Upgrad
         figures.duplicates += (seen.len() - distinct.len()) as u64;
         let mut numbers: Vec<_> = distinct.into_iter().collect();
         numbers.sort_unstable();
-        let mut has_moved = false;
-        for pair in numbers.windows(2).filter(|pair| pair[1] > pair[0] + 1) {
-            let missing = pair[1] - pair[0] - 1;
-            // A viewer moves once. All other gaps are losses.
-            match !has_moved && pair[1].is_multiple_of(objects_per_group) {
-                true => figures.skipped += missing,
-                false => figures.lost += missing,
-            }
-            has_moved = true;
-        }
+        figures.lost += numbers.windows(2).map(|pair| pair[1] - pair[0] - 1).sum::<u64>();
     }
     figures
 }
@@ -245,7 +233,7 @@ impl UpgradeRow {
             "objects_per_group": args.objects_per_group, "subscribers": args.subscribers,
             "gap_ms": self.each(|seen| seen.gap_ms), "command_ms": self.each(|seen| seen.command_ms),
             "drained_ms": self.each(|seen| seen.drained_ms), "lost": self.sum(|seen| seen.lost),
-            "skipped": self.sum(|seen| seen.skipped), "duplicates": self.sum(|seen| seen.duplicates),
+            "duplicates": self.sum(|seen| seen.duplicates),
             "kernel_percent_before": self.each(|seen| seen.kernel_before),
             "kernel_percent_after": self.each(|seen| seen.kernel_after),
             "errors": self.rounds.iter().filter_map(|round| round.as_ref().err()).collect::<Vec<_>>(),
@@ -265,7 +253,6 @@ impl UpgradeRow {
             format!("{}/{}", seen.len(), self.rounds.len()),
             three(self.each(|seen| seen.gap_ms)),
             self.sum(|seen| seen.lost).to_string(),
-            self.sum(|seen| seen.skipped).to_string(),
             self.sum(|seen| seen.duplicates).to_string(),
             three(self.each(|seen| seen.command_ms)),
             three(self.each(|seen| seen.drained_ms)),
@@ -280,7 +267,6 @@ fn render(rows: &[UpgradeRow]) -> String {
         "measured",
         "longest gap p50/p95/max ms",
         "lost",
-        "skipped",
         "twice",
         "command p50/p95/max ms",
         "old process ended p50/p95/max ms",
@@ -296,12 +282,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_before_the_next_group_are_skipped_and_others_are_lost() {
+    fn missing_objects_after_the_upgrade_are_lost_and_repeated_ones_count_as_duplicates() {
         let series = "subscriber,sequence,sent_ns,latency_ns\n0,8,8,1\n0,10,10,2\n0,11,11,5\n1,7,7,0\n1,9,9,0\n1,9,9,1\n";
         let seen = parse(series).unwrap();
         assert_eq!(seen, [vec![(8, 9), (10, 12), (11, 16)], vec![(7, 7), (9, 9), (9, 10)]]);
-        let figures = judge(&seen, 7, 5);
-        assert_eq!((figures.lost, figures.skipped, figures.duplicates), (1, 1, 1));
+        let figures = judge(&seen, 7);
+        assert_eq!((figures.lost, figures.duplicates), (2, 1));
         assert!((figures.gap_ms - 4e-6).abs() < 1e-12, "{figures:?}");
     }
 }

@@ -38,6 +38,7 @@
 mod again;
 mod alternates;
 pub mod broadcast;
+mod catch_up;
 pub mod dial;
 pub mod generate;
 mod keep;
@@ -48,6 +49,7 @@ pub mod owed;
 pub mod payload;
 pub mod publish;
 pub mod receive;
+mod received;
 pub mod serve;
 pub mod session;
 pub mod stats;

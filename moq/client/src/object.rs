@@ -1,7 +1,7 @@
 //! Assembles whole objects from the bytes of a data stream.
 
 use bytes::{Bytes, BytesMut};
-use millrace_moq::data::{FetchItem, FetchParser, ObjectParser};
+use millrace_moq::data::{FetchItem, FetchParser, ObjectParser, RangeEnd};
 use millrace_moq::{Draft, GroupOrder, Location, Status, SubgroupHeader, code};
 
 use crate::session::{DataStream, Error, SessionRequest, violation};
@@ -24,8 +24,9 @@ enum StreamObjectParser {
 }
 
 impl StreamObjectParser {
-    /// Parses `chunk` up to the next object's payload. Returns the object's location and the length of the payload.
-    fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<(Location, u64)>, Error> {
+    /// Parses `chunk` up to the next object's payload. Returns the object's location and the length of the payload. Sets
+    /// `is_partial` at a range of a FETCH response whose objects the sender does not know.
+    fn next(&mut self, chunk: &mut &[u8], is_partial: &mut bool) -> Result<Option<(Location, u64)>, Error> {
         match self {
             Self::Subgroup { group, parser } => loop {
                 match parser.next(chunk)? {
@@ -41,7 +42,7 @@ impl StreamObjectParser {
                     Some(FetchItem::Object(object)) => {
                         return Ok(Some((object.location, object.payload_len)));
                     }
-                    Some(FetchItem::Range { .. }) => {}
+                    Some(FetchItem::Range { end, .. }) => *is_partial |= end != RangeEnd::NonExistent,
                     None => return Ok(None),
                 }
             },
@@ -61,6 +62,7 @@ pub struct ObjectStream {
     stream: DataStream,
     parser: StreamObjectParser,
     chunk: Bytes,
+    is_partial: bool,
     /// The request stream of the FETCH that this data stream answers. Dropping it before the end would cancel the
     /// request.
     _request: Option<SessionRequest>,
@@ -74,6 +76,7 @@ impl ObjectStream {
             stream,
             parser: StreamObjectParser::Subgroup { group: header.group, parser },
             chunk: Bytes::new(),
+            is_partial: false,
             _request: None,
         }
     }
@@ -81,7 +84,8 @@ impl ObjectStream {
     /// Makes a stream of the objects of a FETCH response. `order` is the group order that the FETCH asked for.
     pub fn fetch(draft: Draft, order: GroupOrder, stream: DataStream) -> Self {
         let parser = FetchParser::new(draft, order, stream.offset());
-        Self { stream, parser: StreamObjectParser::Fetch(parser), chunk: Bytes::new(), _request: None }
+        let parser = StreamObjectParser::Fetch(parser);
+        Self { stream, parser, chunk: Bytes::new(), is_partial: false, _request: None }
     }
 
     /// Keeps the request stream `request` open until this data stream is dropped.
@@ -89,12 +93,17 @@ impl ObjectStream {
         Self { _request: Some(request), ..self }
     }
 
+    /// Reports whether a FETCH response has said so far that its sender does not know some of the objects.
+    pub fn is_partial(&self) -> bool {
+        self.is_partial
+    }
+
     /// Returns the next object, or `None` at FIN. END_OF_GROUP and END_OF_TRACK statuses are skipped. If the peer
     /// resets the stream, the error is [`Error::Cancelled`].
     pub async fn next(&mut self) -> Result<Option<ReceivedObject>, Error> {
         loop {
             let mut rest = &self.chunk[..];
-            let found = self.parser.next(&mut rest)?;
+            let found = self.parser.next(&mut rest, &mut self.is_partial)?;
             let consumed = self.chunk.len() - rest.len();
             self.chunk = self.chunk.slice(consumed..);
             if let Some((location, payload_len)) = found {
@@ -136,7 +145,7 @@ impl ObjectStream {
     /// Makes the parser skip `length` bytes of payload.
     fn skip(&mut self, length: usize) -> Result<(), Error> {
         let mut payload = &self.chunk[..length];
-        let found = self.parser.next(&mut payload)?;
+        let found = self.parser.next(&mut payload, &mut self.is_partial)?;
         debug_assert!(found.is_none());
         self.chunk = self.chunk.slice(length..);
         Ok(())

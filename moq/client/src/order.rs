@@ -49,6 +49,11 @@ impl Sequencer {
         self.next = Some(Location::new(last.group, last.object.saturating_add(1)));
     }
 
+    /// Makes the queue go on at `next`: a session before this one has returned the objects before it.
+    pub(crate) fn go_on_at(&mut self, next: Location) {
+        self.next = self.next.max(Some(next));
+    }
+
     /// Allows `first` to be the first object that is returned. By default only the first object of a group may be.
     pub fn may_begin_at(&mut self, first: Location) {
         self.inside = Some(first);

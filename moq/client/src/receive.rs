@@ -293,7 +293,7 @@ impl ObjectReceiver {
         let id = stream.id();
         let mut objects = ObjectStream::subgroup(&header, stream);
         let result = match &entry.sink {
-            ObjectSink::Figures(figures) => count(figures, &mut objects).await,
+            ObjectSink::Figures(figures) => count(figures, header.group, &mut objects).await,
             ObjectSink::Queue(queue) => pass_on(queue, header.group, id, &mut objects).await,
         };
         entry.streams.send_modify(|streams| streams.ended += 1);
@@ -327,7 +327,10 @@ impl Handler for ObjectReceiver {
         // A receiver may drop a datagram that arrives before its track alias is known (draft-22, "Datagrams").
         match tracks.get(&datagram.alias).map(|entry| &entry.sink) {
             Some(ObjectSink::Figures(figures)) if datagram.status.is_none() => {
-                figures.lock().object(&datagram.payload, &mut StreamOrder::default());
+                let mut figures = figures.lock();
+                if figures.received.is_wanted(Location::new(datagram.group, datagram.object)) {
+                    figures.object(&datagram.payload, &mut StreamOrder::default());
+                }
             }
             Some(ObjectSink::Queue(queue)) if datagram.status.is_none() => {
                 let location = Location::new(datagram.group, datagram.object);
@@ -340,13 +343,21 @@ impl Handler for ObjectReceiver {
     }
 }
 
-async fn count(figures: &Mutex<ObjectFigures>, objects: &mut ObjectStream) -> Result<(), Error> {
+async fn count(figures: &Mutex<ObjectFigures>, group: u64, objects: &mut ObjectStream) -> Result<(), Error> {
     let mut order = StreamOrder::default();
+    figures.lock().received.begin(group);
     loop {
         match objects.next().await {
-            Ok(Some(object)) => figures.lock().object(&object.payload, &mut order),
+            Ok(Some(object)) => {
+                let mut figures = figures.lock();
+                if figures.received.is_wanted(object.location) {
+                    figures.object(&object.payload, &mut order);
+                }
+            }
             Ok(None) => {
-                figures.lock().stream(false);
+                let mut figures = figures.lock();
+                figures.received.finish(group);
+                figures.stream(false);
                 return Ok(());
             }
             Err(error) => {

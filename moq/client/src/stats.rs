@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::owed::{self, Owed};
 use crate::payload::{self, PayloadFault, Stamp};
+use crate::received::ReceivedTrack;
 
 /// Size of the window of sequence numbers that may still arrive, in words of 64 bits. Missing numbers below the window
 /// count as lost.
@@ -133,6 +134,8 @@ impl SequenceSet {
 /// Statistics of the objects of one subscriber.
 #[derive(Clone, Debug)]
 pub struct ObjectFigures {
+    /// The locations of the objects that have arrived.
+    pub(crate) received: ReceivedTrack,
     seen: SequenceSet,
     /// Offset that is added to the publisher's sequence numbers, because a restarted publisher numbers its objects from
     /// 0 again.
@@ -179,6 +182,7 @@ impl ObjectFigures {
         // The histogram has a precision of three digits from 1 ns up. It grows on demand, so it can record any value.
         let latency = Histogram::new(3).unwrap_or_else(|_| unreachable!("3 digits are legal"));
         Self {
+            received: ReceivedTrack::default(),
             seen: SequenceSet::default(),
             before: 0,
             newest: Duration::ZERO,

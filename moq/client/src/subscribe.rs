@@ -1,5 +1,6 @@
 //! Plays a broadcast, or measures how it arrives.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use tokio::time::Instant;
 
 use crate::again::{Pause, RelayList};
 use crate::alternates::{self, Alternates, SubscribedAlternates};
+use crate::catch_up::CatchUp;
 use crate::media::{self, CATALOG, INIT, MoqPubCatalog, PlayedTrack, Playlist, TrackChoice, Wrap, playable};
 use crate::object::{ObjectStream, ReceivedObject};
 use crate::order::Sequencer;
@@ -115,16 +117,25 @@ impl SubscribeOptions {
     }
 
     /// Returns the options for a session that replaces an earlier one. The subscription then begins with the next whole
-    /// group, so that a decoder can continue.
+    /// group, so that a decoder can continue, unless it goes on [where the earlier one ended](Self::may_catch_up).
     fn to_go_on(&self) -> Self {
         let filter = self.filter.or(Some(Filter::NEXT_GROUP));
         Self { join_groups: None, filter, ..self.clone() }
     }
 
-    fn parameters(&self, receiver: &ObjectReceiver) -> Parameters {
+    /// Reports whether a session that replaces an earlier one can fetch what the earlier one has left out. It cannot if
+    /// the user has chosen the objects, or the relay chooses among renditions.
+    fn may_catch_up(&self) -> bool {
+        let is_live = matches!(self.filter, None | Some(Filter::NEXT_GROUP | Filter::NextObject));
+        is_live && !self.adaptive && self.fetch.is_none()
+    }
+
+    /// Returns the parameters of a SUBSCRIBE. With `next`, the objects from there on that were published already are
+    /// fetched.
+    fn parameters(&self, receiver: &ObjectReceiver, next: Option<Location>) -> Parameters {
         let parameters = Parameters {
             subscriber_priority: self.priority,
-            filter: self.filter,
+            filter: next.map(|_| Filter::NextObject).or(self.filter),
             group_order: self.group_order,
             ..Parameters::default()
         };
@@ -236,9 +247,11 @@ impl Error {
     }
 }
 
-/// Reports whether the error means that the track has no publisher at present.
+/// Reports whether the error means that the track has no publisher at present: the relay knows none, has waited for one in
+/// vain, or has lost the one that it asked.
 fn is_absent(error: &session::Error) -> bool {
-    matches!(error, session::Error::Refused(refused) if refused.code == code::Request::DOES_NOT_EXIST)
+    let absent = [code::Request::DOES_NOT_EXIST, code::Request::TIMEOUT, code::Request::INTERNAL_ERROR];
+    matches!(error, session::Error::Refused(refused) if absent.contains(&refused.code))
 }
 
 /// Returns a hint for the user about which track to specify instead.
@@ -301,7 +314,7 @@ pub async fn measure(
         let left = left.clone();
         running.spawn(async move {
             let once =
-                |options, relays| count(options, relays, figures.clone(), subscribed.clone(), left.clone());
+                |attempt, relays| count(attempt, relays, figures.clone(), subscribed.clone(), left.clone());
             retry_session(&options, left.clone(), once).await
         });
     }
@@ -346,15 +359,29 @@ enum SubscriberEnd {
 /// The relays of a subscriber, which one session of it after the other uses.
 type SharedRelays = Arc<tokio::sync::Mutex<RelayList>>;
 
+/// The options of one session of a subscriber.
+struct Attempt {
+    options: SubscribeOptions,
+    /// Whether a relay has redirected the subscriber to this one.
+    is_moved: bool,
+}
+
+impl Attempt {
+    /// Returns `next`, the location from which on objects of a track are missing, if this session can go on there.
+    fn go_on_at(&self, next: Option<Location>) -> Option<Location> {
+        next.filter(|_| self.is_moved && self.options.may_catch_up())
+    }
+}
+
 /// Runs sessions one after the other, until all requested objects have arrived, or the subscriber is told to stop.
 /// `left` becomes true when the subscriber has to stop.
 async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
     options: &SubscribeOptions,
     mut left: watch::Receiver<bool>,
-    once: impl Fn(SubscribeOptions, SharedRelays) -> F,
+    once: impl Fn(Attempt, SharedRelays) -> F,
 ) -> Result<(), Error> {
     let mut pause = Pause::new();
-    let mut now = options.clone();
+    let mut now = Attempt { options: options.clone(), is_moved: false };
     let relays = Arc::new(tokio::sync::Mutex::new(RelayList::new(&options.remote)));
     let mut moved_at: Option<Instant> = None;
     loop {
@@ -367,16 +394,15 @@ async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
                 tokio::time::sleep(LEAVING).await;
             } => return Ok(()),
         };
-        now = options.to_go_on();
+        if matches!(result, Ok(SubscriberEnd::Moved)) {
+            moved_at = Some(Instant::now());
+        }
+        let is_moved = moved_at.is_some_and(|at| at.elapsed() < ARRIVAL);
+        now = Attempt { options: options.to_go_on(), is_moved };
         let next = match result {
             Ok(SubscriberEnd::Over) => return Ok(()),
-            Ok(SubscriberEnd::Moved) => {
-                moved_at = Some(Instant::now());
-                continue;
-            }
-            Err(error)
-                if error.is_without_publisher() && moved_at.is_some_and(|at| at.elapsed() < ARRIVAL) =>
-            {
+            Ok(SubscriberEnd::Moved) => continue,
+            Err(error) if error.is_without_publisher() && is_moved => {
                 let next = pause.next_pause();
                 tracing::warn!(
                     "cannot subscribe: {error}; the track's publisher may arrive later, trying again in {next:?}"
@@ -415,7 +441,7 @@ fn now(figures: &[Arc<Mutex<ObjectFigures>>]) -> Vec<ObjectFigures> {
 
 /// Runs one session of a subscriber that counts objects.
 async fn count(
-    options: SubscribeOptions,
+    attempt: Attempt,
     relays: SharedRelays,
     figures: Arc<Mutex<ObjectFigures>>,
     subscribed: watch::Sender<bool>,
@@ -424,16 +450,28 @@ async fn count(
     let session = relays.lock().await.connect().await?;
     let receiver = ObjectReceiver::new(session.clone());
     let work = async {
-        let name = measured(&receiver, &options).await?;
+        let options = &attempt.options;
+        let name = measured(&receiver, options).await?;
         let track = options.track(&name)?;
         if let Some(kind) = options.fetch_kind(track.clone()) {
             let objects = receiver.fetch(kind, options.order()).await?;
             subscribed.send_replace(true);
             return count_fetch(objects, &figures).await;
         }
+        let next = attempt.go_on_at(figures.lock().received.first_missing());
+        next.iter().for_each(|_| figures.lock().received.go_on());
         let sink = ObjectSink::Figures(figures.clone());
-        let mut subscription = subscribe(&receiver, &options, &name, sink).await?;
+        let mut subscription = subscribe(&receiver, options, next, &name, sink).await?;
         subscribed.send_replace(true);
+        if let Some(mut missed) = CatchUp::new(&receiver, track, next, subscription.first()) {
+            let next = || figures.lock().received.first_missing();
+            while let Some(object) = missed.next(next()).await? {
+                let mut figures = figures.lock();
+                if figures.received.insert(object.location) {
+                    figures.object(&object.payload, &mut Default::default());
+                }
+            }
+        }
         if let (Some(groups_back), Some(first)) = (options.join_groups, subscription.first())
             && let Some(objects) = receiver.join(first, groups_back).await?
         {
@@ -482,8 +520,10 @@ async fn measured(receiver: &ObjectReceiver, options: &SubscribeOptions) -> Resu
 
 async fn count_fetch(mut objects: ObjectStream, figures: &Mutex<ObjectFigures>) -> Result<(), Error> {
     while let Some(object) = objects.next().await? {
+        let mut figures = figures.lock();
+        figures.received.insert(object.location);
         // A FETCH response interleaves the subgroups, so the order within a subgroup cannot be checked.
-        figures.lock().object(&object.payload, &mut Default::default());
+        figures.object(&object.payload, &mut Default::default());
     }
     figures.lock().stream(false);
     Ok(())
@@ -511,16 +551,19 @@ pub async fn play(
     let (leave, left) = watch::channel(false);
     let out = Arc::new(tokio::sync::Mutex::new(out));
     let written = Arc::default();
-    let once = |options: SubscribeOptions, relays: SharedRelays| {
+    let played = Arc::default();
+    let once = |attempt: Attempt, relays: SharedRelays| {
         let out = Arc::clone(&out);
         let written = Arc::clone(&written);
+        let played = Arc::clone(&played);
         let left = left.clone();
         async move {
             let session = relays.lock().await.connect().await?;
             let receiver = ObjectReceiver::new(session.clone());
-            let player = TrackPlayer { options, receiver: receiver.clone(), out, written };
+            let player =
+                TrackPlayer { attempt: Arc::new(attempt), receiver: receiver.clone(), out, written, played };
             let work = async {
-                match player.options.track.clone() {
+                match player.attempt.options.track.clone() {
                     Some(track) => player.track(PlayedTrack::plain(track)).await,
                     None => player.media().await,
                 }
@@ -576,6 +619,7 @@ async fn receive_during(
 async fn subscribe(
     receiver: &ObjectReceiver,
     options: &SubscribeOptions,
+    next: Option<Location>,
     name: &str,
     sink: ObjectSink,
 ) -> Result<SubscribedAlternates, Error> {
@@ -592,7 +636,7 @@ async fn subscribe(
         false => None,
     };
     let track = options.track(name)?;
-    let parameters = options.parameters(receiver);
+    let parameters = options.parameters(receiver, next);
     match alternates::subscribe(receiver, track, alternates.as_ref(), parameters, sink).await {
         Ok(subscribed) => Ok(subscribed),
         Err(source) => Err(no_track(receiver, options, name, source).await),
@@ -661,11 +705,13 @@ async fn first_object(
 }
 
 struct TrackPlayer<O> {
-    options: SubscribeOptions,
+    attempt: Arc<Attempt>,
     receiver: Arc<ObjectReceiver>,
     out: Arc<tokio::sync::Mutex<O>>,
     /// The init segment that was written to the output, by this session or an earlier one.
     written: Arc<Mutex<Option<Bytes>>>,
+    /// The location of the last object of each track that was written to the output, by this session or an earlier one.
+    played: Arc<Mutex<HashMap<String, Location>>>,
 }
 
 impl<O> Clone for TrackPlayer<O> {
@@ -673,17 +719,22 @@ impl<O> Clone for TrackPlayer<O> {
         let receiver = self.receiver.clone();
         let out = self.out.clone();
         let written = self.written.clone();
-        Self { options: self.options.clone(), receiver, out, written }
+        let played = self.played.clone();
+        Self { attempt: self.attempt.clone(), receiver, out, written, played }
     }
 }
 
 impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
+    fn options(&self) -> &SubscribeOptions {
+        &self.attempt.options
+    }
+
     async fn media(&self) -> Result<(), Error> {
         let mut next = Some(self.playlist().await?);
         while let Some(Playlist { init, tracks }) = next {
             let is_new = self.written.lock().replace(init.clone()) != Some(init.clone());
             if is_new {
-                self.write(&init).await?;
+                self.write(init).await?;
             }
             let names: Vec<_> = tracks.iter().map(|part| part.name.clone()).collect();
             let mut playing = JoinSet::new();
@@ -701,12 +752,12 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
     /// Returns the tracks to play after all tracks in `before` have ended, if there are any. If the publisher's input
     /// has restarted with new tracks, the catalog lists the new tracks.
     async fn successor(&self, before: &[String]) -> Option<Playlist> {
-        if self.options.fetch.is_some() || self.options.count.is_some() {
+        if self.options().fetch.is_some() || self.options().count.is_some() {
             return None;
         }
         let catalog =
-            tokio::time::timeout(CATALOG_WAIT, read_msf(&self.receiver, &self.options)).await.ok()?.ok()?;
-        let playlist = Playlist::from_catalog(&catalog, &self.options.choice).ok()??;
+            tokio::time::timeout(CATALOG_WAIT, read_msf(&self.receiver, self.options())).await.ok()?.ok()?;
+        let playlist = Playlist::from_catalog(&catalog, &self.options().choice).ok()??;
         let is_known = |part: &PlayedTrack| before.contains(&part.name);
         (!playlist.tracks.iter().any(is_known)).then_some(playlist)
     }
@@ -714,30 +765,30 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
     /// Returns the tracks to play. They are found by moq-pub's track names or moq-pub's catalog. If the broadcast has
     /// neither, or the user has selected tracks, they are found by the MSF catalog.
     async fn playlist(&self) -> Result<Playlist, Error> {
-        if !self.options.choice.is_default() {
-            let catalog = read_msf(&self.receiver, &self.options).await?;
-            return Playlist::from_catalog(&catalog, &self.options.choice)?.ok_or(Error::NothingToPlay);
+        if !self.options().choice.is_default() {
+            let catalog = read_msf(&self.receiver, self.options()).await?;
+            return Playlist::from_catalog(&catalog, &self.options().choice)?.ok_or(Error::NothingToPlay);
         }
         let known = self.as_moq_pub_does().await;
         if !matches!(&known, Err(Error::NoTrack { source, .. }) if is_absent(source)) {
             return known;
         }
-        match tokio::time::timeout(CATALOG_WAIT, read_msf(&self.receiver, &self.options)).await {
+        match tokio::time::timeout(CATALOG_WAIT, read_msf(&self.receiver, self.options())).await {
             Ok(Ok(catalog)) => {
-                Playlist::from_catalog(&catalog, &self.options.choice)?.ok_or(Error::NothingToPlay)
+                Playlist::from_catalog(&catalog, &self.options().choice)?.ok_or(Error::NothingToPlay)
             }
             _ => known,
         }
     }
 
     async fn as_moq_pub_does(&self) -> Result<Playlist, Error> {
-        let catalog = match self.options.catalog {
-            true => Some(read_catalog(&self.receiver, &self.options).await?),
+        let catalog = match self.options().catalog {
+            true => Some(read_catalog(&self.receiver, self.options()).await?),
             false => None,
         };
         let described = |position: usize| catalog.as_ref().and_then(|catalog| catalog.tracks.get(position));
         let init = described(0).and_then(|track| track.init_track.as_deref()).unwrap_or(INIT);
-        let init = first_object(&self.receiver, &self.options, init).await?;
+        let init = first_object(&self.receiver, self.options(), init).await?;
         let tracks = playable(&init)?;
         if tracks.is_empty() {
             return Err(Error::NothingToPlay);
@@ -750,43 +801,68 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
         Ok(Playlist { init, tracks: tracks.into_iter().map(name).collect() })
     }
 
-    /// Writes an object unchanged, or converted from LOC to an MP4 fragment.
-    async fn write_object(&self, wrap: &mut Option<Wrap>, object: &ReceivedObject) -> Result<(), Error> {
-        match wrap {
-            Some(wrap) => self.write(&wrap.fragment(object.location.object == 0, &object.payload)?).await,
-            None => self.write(&object.payload).await,
-        }
+    /// Returns the location after the last object of the track `name` that was written.
+    fn next_of(&self, name: &str) -> Option<Location> {
+        self.played.lock().get(name).map(|last| Filter::NextObject.start(Some(*last)))
     }
 
-    async fn write(&self, payload: &[u8]) -> Result<(), Error> {
-        let mut out = self.out.lock().await;
-        out.write_all(payload).await.map_err(Error::Write)?;
-        out.flush().await.map_err(Error::Write)
+    /// Writes an object of the track `name` unchanged, or converted from LOC to an MP4 fragment.
+    async fn write_object(
+        &self,
+        name: &str,
+        wrap: &mut Option<Wrap>,
+        object: &ReceivedObject,
+    ) -> Result<(), Error> {
+        let payload = match wrap {
+            Some(wrap) => wrap.fragment(object.location.object == 0, &object.payload)?,
+            None => object.payload.clone(),
+        };
+        self.played.lock().insert(name.to_owned(), object.location);
+        self.write(payload).await
+    }
+
+    /// Writes all of `payload`, even if the returned future is dropped: the next session goes on behind it.
+    async fn write(&self, payload: Bytes) -> Result<(), Error> {
+        let out = Arc::clone(&self.out);
+        let written = tokio::spawn(async move {
+            let mut out = out.lock().await;
+            out.write_all(&payload).await?;
+            out.flush().await
+        });
+        written.await?.map_err(Error::Write)
     }
 
     /// Writes one track to the output until it ends.
     async fn track(self, PlayedTrack { name, mut wrap }: PlayedTrack) -> Result<(), Error> {
-        let track = self.options.track(&name)?;
-        if let Some(kind) = self.options.fetch_kind(track.clone()) {
-            let objects = self.receiver.fetch(kind, self.options.order()).await;
-            let objects = objects.map_err(|source| Error::Fetch { name, source })?;
-            return self.write_all(&mut wrap, objects).await;
+        let track = self.options().track(&name)?;
+        if let Some(kind) = self.options().fetch_kind(track.clone()) {
+            let objects = self.receiver.fetch(kind, self.options().order()).await;
+            let objects = objects.map_err(|source| Error::Fetch { name: name.clone(), source })?;
+            return self.write_all(&name, &mut wrap, objects).await;
         }
+        let next = self.attempt.go_on_at(self.next_of(&name));
         let (queue, steps) = mpsc::channel(QUEUE);
-        let mut subscription =
-            subscribe(&self.receiver, &self.options, &name, ObjectSink::Queue(queue)).await?;
+        let sink = ObjectSink::Queue(queue);
+        let mut subscription = subscribe(&self.receiver, self.options(), next, &name, sink).await?;
         let mut sequencer = Sequencer::default();
+        next.into_iter().for_each(|next| sequencer.go_on_at(next));
+        if let Some(mut missed) = CatchUp::new(&self.receiver, track, next, subscription.first()) {
+            while let Some(object) = missed.next(self.next_of(&name)).await? {
+                self.write_object(&name, &mut wrap, &object).await?;
+            }
+            sequencer.go_on_at(missed.end());
+        }
         if let Some(first) = subscription.first() {
             // Without a filter, some relays begin with the object after the largest one, and others with the beginning
             // of its group.
-            let filter = self.options.filter.unwrap_or(Filter::NextObject);
+            let filter = self.options().filter.unwrap_or(Filter::NextObject);
             sequencer.may_begin_at(filter.start(first.ok.parameters.largest_object));
         }
-        if let (Some(groups_back), Some(first)) = (self.options.join_groups, subscription.first()) {
+        if let (Some(groups_back), Some(first)) = (self.options().join_groups, subscription.first()) {
             let joined = self.receiver.join(first, groups_back).await;
             let joined = joined.map_err(|source| Error::Join { name: name.clone(), source })?;
             if let Some(objects) = joined {
-                self.write_all(&mut wrap, objects).await?;
+                self.write_all(&name, &mut wrap, objects).await?;
                 first.ok.parameters.largest_object.into_iter().for_each(|last| sequencer.skip_to(last));
             }
         }
@@ -795,9 +871,14 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
     }
 
     /// Writes the objects of a FETCH response.
-    async fn write_all(&self, wrap: &mut Option<Wrap>, mut objects: ObjectStream) -> Result<(), Error> {
+    async fn write_all(
+        &self,
+        name: &str,
+        wrap: &mut Option<Wrap>,
+        mut objects: ObjectStream,
+    ) -> Result<(), Error> {
         while let Some(object) = objects.next().await? {
-            self.write_object(wrap, &object).await?;
+            self.write_object(name, wrap, &object).await?;
         }
         Ok(())
     }
@@ -825,7 +906,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
                     Some(step) => sequencer.push(step),
                     None => {
                         while let Some(object) = sequencer.pop(true) {
-                            self.write_object(&mut wrap, &object).await?;
+                            self.write_object(name, &mut wrap, &object).await?;
                         }
                         return early_end_error(name, last).map_or(Ok(()), Err);
                     }
@@ -839,15 +920,15 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
             }
             while let Some(object) = sequencer.pop(force) {
                 (force, patience, last_out) = (false, None, Instant::now());
-                self.write_object(&mut wrap, &object).await?;
+                self.write_object(name, &mut wrap, &object).await?;
                 written += 1;
-                if self.options.count.is_some_and(|count| written >= count) {
+                if self.options().count.is_some_and(|count| written >= count) {
                     return Ok(());
                 }
             }
             if sequencer.is_waiting() {
                 patience.get_or_insert_with(|| {
-                    let skip_after = self.options.skip_after;
+                    let skip_after = self.options().skip_after;
                     let was_silent = last_out.elapsed() > skip_after;
                     Instant::now() + if was_silent { skip_after.min(SKIP_AFTER_SILENCE) } else { skip_after }
                 });
