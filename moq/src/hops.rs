@@ -70,6 +70,13 @@ impl HopPath {
         Ok(Self(hops))
     }
 
+    /// Returns the path with `sender` as the ID of the endpoint that sends the announcement.
+    pub fn sent_by(mut self, sender: HopId) -> Self {
+        self.0.pop();
+        self.0.push(sender);
+        self
+    }
+
     /// Reports whether `hop` is on the path. It returns false for [`HopId::UNNAMED`].
     pub fn passes(&self, hop: HopId) -> bool {
         hop.is_named() && self.0.contains(&hop)

@@ -14,11 +14,16 @@ mod tests;
 use std::{
     collections::BTreeMap,
     ops::Bound::Included,
-    sync::{Arc, OnceLock, Weak, atomic::AtomicU64},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
-use millrace_moq::{HopPath, Namespace, TrackName, code, message::RequestError, tracks::cache::TrackCache};
+use millrace_moq::{
+    HopId, HopPath, Namespace, TrackName, code, message::RequestError, tracks::cache::TrackCache,
+};
 use millrace_relay_cluster::RouteTable;
 use millrace_relay_status as status;
 use parking_lot::{Mutex, RwLock};
@@ -48,6 +53,14 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_
 /// How long a SUBSCRIBE that waits for a publisher waits until the relay looks for one at other relays again, if
 /// nothing tells it to before.
 const SEEK_AGAIN: Duration = Duration::from_secs(5);
+/// The least time that a SUBSCRIBE waits for a publisher during a takeover, whose clients and routes come one by one.
+const TAKEOVER_RENDEZVOUS: Duration = Duration::from_secs(2);
+/// The least time that subscriptions wait for a lost publisher during a takeover. The publisher is most likely on its
+/// way to the other process, which may be slow.
+const TAKEOVER_ABSENCE: Duration = Duration::from_secs(30);
+
+/// The value of [`Hub::link`] from the start of a successor until its session with the other process begins.
+pub const LINK_PENDING: u64 = u64::MAX;
 
 /// Limits and timeouts of the whole relay.
 #[derive(Clone, Copy, Debug)]
@@ -82,8 +95,10 @@ pub struct Hub {
     /// True if the relay is a member of a cluster. Without a cluster, it has routes only of the other process of a
     /// takeover.
     pub is_in_cluster: bool,
-    /// ID of the session with the other process of a takeover. 0 if there was none.
+    /// ID of the session with the other process of a takeover. 0 if there is none, [`LINK_PENDING`] until it is there.
     pub link: AtomicU64,
+    /// This process's hop ID on private links. Both processes of a takeover have the same one in a cluster.
+    pub link_hop: OnceLock<HopId>,
     /// The cost of receiving from this relay that is announced to other relays of the cluster.
     pub relay_cost: Option<u64>,
     pub counters: OperatorCounters,
@@ -115,6 +130,7 @@ impl Hub {
             switching_sets,
             is_in_cluster: false,
             link: AtomicU64::new(0),
+            link_hop: OnceLock::new(),
             relay_cost: None,
             counters: OperatorCounters::default(),
             upstream: Mutex::default(),
@@ -142,6 +158,17 @@ impl Hub {
         // `track` reads `delays` while it holds the write lock of `tracks`. So a track with the old delays is in the
         // map before this read lock is granted, and is changed below.
         self.tracks.read().values().for_each(|track| track.set_delays(&delays));
+    }
+
+    /// Reports whether another process of this relay is taking over, or is being taken over.
+    pub fn is_taking_over(&self) -> bool {
+        self.link.load(Relaxed) != 0
+    }
+
+    /// Returns how long subscriptions wait for a publisher that was lost without ending its tracks.
+    pub fn absence(&self) -> Duration {
+        let least = if self.is_taking_over() { TAKEOVER_ABSENCE } else { Duration::ZERO };
+        self.limits.absence.max(least)
     }
 
     /// Returns the track of this name, and creates it if it does not exist.
@@ -180,8 +207,10 @@ impl Hub {
         rendezvous: Duration,
         new_group: Option<u64>,
     ) -> Result<Arc<LiveTrack>, RequestError> {
+        let waits = self.is_taking_over() && !requester.is_relay;
+        let wait = if waits { rendezvous.max(TAKEOVER_RENDEZVOUS) } else { rendezvous };
         // A subscriber that does not wait must not make the relay create a track that nobody can serve.
-        if rendezvous.is_zero() {
+        if wait.is_zero() {
             self.find(name, requester).await?;
         }
         let track = self.track(name, Instant::now())?;
@@ -190,7 +219,7 @@ impl Hub {
             Some(group) => track.expect_group(group),
             None => {}
         }
-        self.ensure_upstream(&track, requester, rendezvous).await?;
+        self.ensure_upstream(&track, requester, wait).await?;
         Ok(track)
     }
 
@@ -391,6 +420,7 @@ impl Hub {
         }
         let deadline = Clock::now() + rendezvous.min(self.limits.max_rendezvous);
         let (mut pause, longest) = PAUSES;
+        let is_taking_over = self.is_taking_over();
         loop {
             // The waiter is registered before the search: a publisher that appears during the search wakes it.
             let waiter = self.waiting.wait(track.name());
@@ -398,10 +428,14 @@ impl Hub {
             match self.try_upstream(track, requester).await {
                 // Only the lack of a publisher is worth waiting for. Success and any other refusal are final.
                 Err(refusal) if refusal.code == code::Request::DOES_NOT_EXIST => {}
+                // The other process of a takeover may have ended while it was asked. The publisher is elsewhere then.
+                Err(refusal) if is_taking_over && refusal.code == code::Request::INTERNAL_ERROR => {}
                 decided => return decided,
             }
             let next = Clock::now() + pause;
-            let again = if sought.is_err() { deadline.min(Clock::now() + SEEK_AGAIN) } else { deadline };
+            let look = if is_taking_over { pause } else { SEEK_AGAIN };
+            let looks_again = is_taking_over || sought.is_err();
+            let again = if looks_again { deadline.min(Clock::now() + look) } else { deadline };
             // A publisher that connects and disconnects quickly causes at most one search per pause.
             let woken = async {
                 waiter.woken().await;
@@ -529,7 +563,7 @@ impl Hub {
         for track in tracks {
             track.drop_evicted(now, &mut outbox);
             if track.is_established() {
-                track.copies.expire(now, self.limits.absence + self.limits.request_timeout);
+                track.copies.expire(now, self.absence() + self.limits.request_timeout);
             }
             if track.end_wait(now) && track.subscription_count() > 0 {
                 self.replace_publisher(&track);

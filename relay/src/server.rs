@@ -49,6 +49,9 @@ use millrace_access::{Access, unproven};
 
 /// How often the relay checks if its sessions are idle while it drains or leaves an upstream relay.
 const LOOKS: Duration = Duration::from_millis(100);
+/// How long a process whose clients have left waits for its successor to give up the tracks that it gets from this one.
+/// It is longer than the handover of a track takes.
+const LINK_LEAVES: Duration = Duration::from_secs(6);
 /// How often expired groups and unused tracks are removed.
 const TIDY: Duration = Duration::from_millis(500);
 /// The longest time that a client's handshake may take.
@@ -377,7 +380,10 @@ impl Server {
             seconds = self.shared.config.drain_timeout.as_secs_f64(),
             "draining: sessions have this many seconds to leave; a further SIGTERM or Ctrl-C ends them at once, if it comes a second later or more"
         );
-        let _ = time::timeout_at(over - self.shared.last_words(), self.shared.until_idle()).await;
+        let over = over - self.shared.last_words();
+        let _ = time::timeout_at(over, self.shared.until_idle()).await;
+        let served = self.shared.until_link_is_served();
+        let _ = time::timeout_at(over.min(time::Instant::now() + LINK_LEAVES), served).await;
         self.stop().await;
     }
 
@@ -576,6 +582,22 @@ impl ServerShared {
             ticks.tick().await;
             self.hub.tidy(Instant::now());
             self.reclaim_window(Instant::now());
+        }
+    }
+
+    /// Waits until the successor needs nothing of this process any more. Objects may be on their way to it that have come
+    /// to this process only.
+    async fn until_link_is_served(&self) {
+        let is_served = |session: &Arc<RelaySession>| !session.is_link() || session.is_served();
+        while !self.sessions.lock().values().all(is_served) {
+            time::sleep(LOOKS).await;
+        }
+    }
+
+    /// Waits while the relay drains. It goes on if its successor ends.
+    async fn until_undrained(&self) {
+        while self.draining.load(Relaxed) {
+            time::sleep(LOOKS).await;
         }
     }
 

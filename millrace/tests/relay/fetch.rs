@@ -253,6 +253,35 @@ async fn fetch_with_fill_timeout_0_does_not_wait_for_an_unfinished_object() {
     assert_eq!(found, [locations([0]), vec![at(1, 0)]].concat());
 }
 
+/// The publisher has named objects in SUBSCRIBE_OK that are still on their way to the relay.
+#[tokio::test]
+async fn fetch_of_objects_that_the_publisher_has_named_waits_for_them() {
+    let relay = TestRelay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let subscriber = relay.peer().await;
+    let mut late = relay.peer().await;
+    let named = Parameters { largest_object: Some(at(7, 3)), ..Parameters::default() };
+    let accepting = publisher.accept_subscribe_with(&track, 1, named, Properties::default());
+    let (_subscribed, _upstream) = tokio::join!(subscriber.subscribe(&track), accepting);
+    let mut subgroup = publisher.subgroup(header(1, 7)).await;
+    for id in 0..2 {
+        subgroup.object(id, 700).await;
+    }
+    relay.until_largest(at(7, 1)).await;
+    let requests = relay.status().totals.requests; // exact: all requests so far were answered
+    let fetching = fetched(&mut late, standalone(&track, at(7, 2), at(7, 4)), GroupOrder::Ascending);
+    let publishing = async {
+        relay.until("the FETCH", |status| status.totals.requests > requests).await;
+        for id in 2..4 {
+            subgroup.object(id, 700).await;
+        }
+        subgroup
+    };
+    let (found, subgroup) = tokio::join!(fetching, publishing);
+    assert_eq!((found.objects, found.unknown), (vec![at(7, 2), at(7, 3)], vec![]));
+    subgroup.finish();
+}
+
 #[tokio::test]
 async fn invalid_ranges_are_refused() {
     let relay = TestRelay::start();

@@ -715,8 +715,15 @@ fn largest_location_claimed_by_a_publisher_counts_until_objects_arrive() {
     track.saw_largest(claim);
     assert_eq!(track.largest(), Some(claim), "all that is known");
     let mut writer = begin(&track, now, 7, SubgroupId::Zero);
-    push(&track, &mut writer, now, &objects(3..5, 10));
-    assert_eq!(track.largest(), Some(Location::new(7, 4)));
+    push(&track, &mut writer, now, &objects(0..2, 10));
+    assert_eq!(
+        (track.largest(), track.claimed()),
+        (Some(Location::new(7, 1)), Some(claim)),
+        "it is on its way"
+    );
+    let mut other = begin(&track, now, 7, SubgroupId::Explicit(1));
+    push(&track, &mut other, now, &objects(3..5, 10));
+    assert_eq!((track.largest(), track.claimed()), (Some(Location::new(7, 4)), None));
     // Another publisher, or the same one later, reports the largest possible location.
     track.saw_largest(end);
     assert_eq!(track.largest(), Some(Location::new(7, 4)));

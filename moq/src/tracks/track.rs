@@ -37,7 +37,7 @@ struct TrackState {
     behind: Behind,
     /// Whether an object has arrived since the subscription to the publisher was last established.
     seen: bool,
-    /// The largest location that a publisher has reported. It is used until an object arrives.
+    /// The largest location that a publisher has reported, until an object at or behind it arrives.
     claimed: Option<Location>,
     /// Location of END_OF_TRACK: no object exists at or after this location.
     end: Option<Location>,
@@ -218,6 +218,7 @@ impl Track {
         let mut state = self.state.lock();
         state.known_from = None;
         state.seen = false;
+        state.claimed = None;
     }
 
     /// Records that objects before `location` may be missing, because the track's source has changed. `None`: objects
@@ -276,6 +277,12 @@ impl Track {
     pub fn largest(&self) -> Option<Location> {
         let state = self.state.lock();
         if state.seen { state.largest } else { state.largest.max(state.claimed) }
+    }
+
+    /// Returns the largest location that the publisher has reported, if it has not been reached: its objects are on their
+    /// way.
+    pub fn claimed(&self) -> Option<Location> {
+        self.state.lock().claimed
     }
 
     /// Returns the largest location of the objects that arrived. Locations that publishers reported do not count.
@@ -631,7 +638,7 @@ impl TrackState {
             false => self.largest = self.largest.max(Some(location)),
         }
         self.seen = true;
-        self.claimed = None;
+        self.claimed.take_if(|claimed| astray || *claimed <= location);
         // A subscription that began inside a group lacks the beginning of that group. The range in which every object
         // is known therefore starts with the next group.
         self.known_from.get_or_insert(match location.object {

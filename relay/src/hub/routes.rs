@@ -141,9 +141,18 @@ impl Hub {
         self.namespaces.watch_routes(prefix)
     }
 
+    /// Returns the hop ID that is announced on the session `link`: on the private link of a takeover, it differs from
+    /// the other process's.
+    pub fn hop_on(&self, link: u64) -> Option<HopId> {
+        let own = self.link_hop.get().copied().filter(|_| link == self.link.load(Relaxed));
+        own.or_else(|| self.hop())
+    }
+
     /// Returns the hop path and the cost to announce to the relay `neighbour` for a namespace.
     pub fn announcement(&self, namespace: &Namespace, neighbour: Neighbour) -> Option<Announcement> {
-        self.namespaces.0.lock().table.as_ref()?.announcement(namespace, neighbour)
+        let sender = self.hop_on(neighbour.link)?;
+        let said = self.with_table(|table| table.announcement(namespace, neighbour))??;
+        Some(Announcement { path: said.path.sent_by(sender), cost: said.cost })
     }
 
     /// Reports whether every path by which this relay gets the track passes through the relay `requester`. Then that
@@ -288,7 +297,7 @@ impl Hub {
         }
         rerouting.lost.remove(&track.number);
         for upstream in &lost {
-            track.supersede(upstream, self.limits.absence, now);
+            track.supersede(upstream, self.absence(), now);
         }
     }
 }

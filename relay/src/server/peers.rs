@@ -130,7 +130,8 @@ impl ServerShared {
         let mut there = None;
         // An earlier session whose peer has sent GOAWAY.
         let mut left: Option<Arc<RelaySession>> = None;
-        while !self.draining.load(Relaxed) {
+        loop {
+            self.until_undrained().await;
             self.peers.give_up(&peer, idle);
             if self.peers.end(&peer) {
                 info!(%host, "this relay is not needed any more, or the discovery store no longer names it: not connecting to it again");

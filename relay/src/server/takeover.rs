@@ -15,22 +15,22 @@ use std::{
 };
 
 use millrace_access::Access;
-use millrace_moq::{HopId, message::SetupOptions};
+use millrace_moq::{HopId, code, message::SetupOptions};
 use millrace_transport::{self as transport, BindError, Connection, Endpoint, takeover::Predecessor};
 use rustls::{RootCertStore, sign::CertifiedKey};
 use tokio::{task::JoinSet, time};
 use tracing::{info, warn};
 
-use super::{Server, ServerShared};
+use super::{LOOKS, Server, ServerShared};
 use crate::session::{Dialed, PeerTerms, RelaySession};
 
 /// The host name in the certificate of a private link.
 pub const LINK_NAME: &str = "millrace-takeover";
-/// The longest time that the private link may take to be established.
+/// The longest time of one attempt to establish the private link.
 const LINK_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most handshakes on the private link at a time.
 const MAX_HANDSHAKES: usize = 64;
-/// The longest time from the start of a successor until it connects.
+/// The longest time from the start of a successor until the private link is established.
 const LINK_OPEN: Duration = Duration::from_secs(100);
 
 /// The most namespaces to which a process of a takeover may announce routes.
@@ -76,10 +76,16 @@ impl Server {
     }
 
     /// Goes on as if there had been no takeover, because the successor has ended. Sessions that got GOAWAY accept no new
-    /// requests, so their clients move to new sessions of this relay.
+    /// requests, so their clients move to new sessions of this relay. Relays of a cluster count this one as leaving, so
+    /// this relay connects to them again.
     pub fn resume(&self) {
+        let told: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
+        let is_peer = |session: &&Arc<RelaySession>| session.is_dialed() && !session.is_upstream();
+        let close = |session: &Arc<RelaySession>| session.close(code::Session::NO_ERROR, "this relay stays");
+        told.iter().filter(is_peer).for_each(close);
         self.shared.draining.store(false, Relaxed);
         self.shared.left.store(false, Relaxed);
+        self.shared.hub.link.store(0, Relaxed);
     }
 
     /// Listens for the private link to a successor. Returns the address for [`Self::join`].
@@ -110,11 +116,23 @@ impl Server {
             ..self.shared.config.transport.clone()
         })?;
         let shared = Arc::clone(&self.shared);
+        shared.hub.link.store(crate::hub::LINK_PENDING, Relaxed);
         self.tasks.lock().spawn(async move {
-            match time::timeout(LINK_TIMEOUT, endpoint.connect(addr, LINK_NAME)).await {
-                Ok(Ok(connection)) => shared.run_link(connection, true).await,
-                Ok(Err(error)) => warn!(%error, "no link to the process whose sockets this one has taken over: clients of either get no media from the other"),
-                Err(_) => warn!("the process whose sockets this one has taken over does not answer: clients of either get no media from the other"),
+            let connecting = async {
+                loop {
+                    let attempt = time::timeout(LINK_TIMEOUT, endpoint.connect(addr, LINK_NAME));
+                    if let Ok(Ok(connection)) = attempt.await {
+                        return connection;
+                    }
+                    time::sleep(LOOKS).await;
+                }
+            };
+            match time::timeout(LINK_OPEN, connecting).await {
+                Ok(connection) => shared.run_link(connection, true).await,
+                Err(_) => {
+                    shared.hub.link.store(0, Relaxed);
+                    warn!("the process whose sockets this one has taken over does not answer: clients of either get no media from the other");
+                }
             }
         });
         Ok(())
@@ -177,13 +195,16 @@ impl ServerShared {
         self.hub.link.store(session.id(), Relaxed);
         self.sessions.lock().insert(session.id(), Arc::clone(&session));
         info!(session = session.id(), "exchanging media with the other process of the takeover");
+        let hub = Arc::clone(&self.hub);
         self.run_session(session).await;
+        hub.link.store(0, Relaxed);
     }
 
     /// Makes the relay follow routes, if it does not as a member of a cluster.
     fn follow_link(self: &Arc<Self>) {
         // A hop ID is from 1 to `HopId::MAX`: the mask keeps the random number in this range, and `max` avoids 0.
-        let hop = HopId((RandomState::new().build_hasher().finish() & HopId::MAX.0).max(1));
+        let drawn = || HopId((RandomState::new().build_hasher().finish() & HopId::MAX.0).max(1));
+        let hop = *self.hub.link_hop.get_or_init(drawn);
         if self.hub.begin_routes(hop, MAX_ROUTES) {
             let hub = Arc::clone(&self.hub);
             tokio::spawn(async move { hub.follow_routes().await });

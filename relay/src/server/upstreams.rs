@@ -13,7 +13,7 @@
 //! (`live::absence`).
 
 use std::{
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -93,12 +93,13 @@ impl UpstreamCandidates {
 }
 
 impl ServerShared {
-    /// Keeps a session with an upstream relay, until the relay drains.
+    /// Keeps a session with an upstream relay while the relay does not drain.
     pub(super) async fn keep_upstream(self: Arc<Self>) {
         let mut sources = UpstreamCandidates::new(&self.config.upstreams, Instant::now());
         let mut next = None;
         self.note_upstreams();
-        while !self.draining.load(Relaxed) {
+        loop {
+            self.until_undrained().await;
             let link = match next.take() {
                 Some(link) => link,
                 None => self.reach(&mut sources, self.config.upstreams.len(), None, None).await,

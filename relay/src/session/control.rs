@@ -60,7 +60,7 @@ async fn begin(
 ) -> Result<(Answers, MessageReader, Arc<Rights>), SessionError> {
     let switching_algorithms =
         context.hub().switching_sets.then_some(Assignment::ALGORITHM).into_iter().collect();
-    let hop_id = context.hub().hop().filter(|_| context.is_in_cluster());
+    let hop_id = context.hub().hop_on(context.id()).filter(|_| context.is_in_cluster());
     let setup = SetupOptions {
         implementation: Some(concat!("millrace/", env!("CARGO_PKG_VERSION")).to_owned()),
         max_auth_token_cache_size: Some(context.authority().token_cache()),
@@ -111,7 +111,7 @@ async fn read_setup(
         draft = context.draft().number(),
         "MoQ session established"
     );
-    if setup.hop_id.is_some_and(|hop| hop.is_named()) && setup.hop_id == context.hub().hop() {
+    if setup.hop_id.is_some_and(|hop| hop.is_named()) && setup.hop_id == context.hub().hop_on(context.id()) {
         let reason =
             "the peer has the hop ID of this relay: it is this relay, or cluster-hop is the same on two";
         return Err(SessionError::Refused { code: code::Session::UNAUTHORIZED, reason: reason.into() });

@@ -313,11 +313,13 @@ impl RelaySession {
     /// Reports whether the session has no subscriptions, no publications and no responses under way in either
     /// direction.
     pub fn is_idle(&self) -> bool {
-        let Requests { subscriptions, publications, fetches, .. } = &*self.requests;
-        self.upstream_fetches.is_idle()
-            && subscriptions.is_idle()
-            && fetches.responses.count() == 0
-            && publications.count() == 0
+        self.is_served() && self.upstream_fetches.is_idle() && self.requests.publications.count() == 0
+    }
+
+    /// Reports whether the peer has no subscriptions here, and no responses to FETCH are under way to it.
+    pub fn is_served(&self) -> bool {
+        let Requests { subscriptions, fetches, .. } = &*self.requests;
+        subscriptions.is_idle() && fetches.responses.count() == 0
     }
 
     /// Returns the peer's identity and access rights, and the resources that count against its quotas.

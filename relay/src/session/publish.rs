@@ -331,7 +331,7 @@ impl Publications {
             let Ok((answers, rival)) = answered else { continue };
             if answers {
                 others = true;
-            } else if track.supersede(&rival, self.context.hub().limits.absence, Instant::now()) {
+            } else if track.supersede(&rival, self.context.hub().absence(), Instant::now()) {
                 info!(
                     session = self.context.id(),
                     silent = rival.publisher,
@@ -563,8 +563,9 @@ impl Drop for Adopted {
         }
         self.family.by_alias.lock().remove(&upstream.alias);
         let hub = self.family.context.hub();
-        track.remove_upstream(upstream, &self.ended, hub.limits.absence, Instant::now());
-        if upstream.is_of_relay && self.ended.absent {
+        track.remove_upstream(upstream, &self.ended, hub.absence(), Instant::now());
+        // The next source may be a relay whose route is known already.
+        if self.ended.absent {
             hub.route_lost(track.name().namespace());
         }
     }

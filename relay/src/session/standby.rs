@@ -21,7 +21,8 @@ pub const STANDBY_LOOKS: Duration = Duration::from_millis(50);
 /// comes.
 const ATTENTION: Duration = Duration::from_millis(100);
 /// The time without a packet from the publisher after which a copy that has more of the subgroup continues it. A
-/// premature change costs nothing, since subscribers get the same bytes.
+/// premature change costs nothing, since subscribers get the same bytes. A publisher from which the track moves away
+/// counts as silent at once: its session may be busy with other groups while this one does not go on.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// A stream that has a copy of a subgroup. Its bytes stay in QUIC's buffer until the other publisher falls silent. They
@@ -80,7 +81,8 @@ impl<'a> StandbyCopy<'a> {
         let mut silent = Duration::ZERO;
         let mut ahead = Duration::ZERO;
         let orphan = loop {
-            let is_read = silent >= ATTENTION && !self.differs;
+            let is_leaving = holder.is_leaving();
+            let is_read = (is_leaving || silent >= ATTENTION) && !self.differs;
             tokio::select! {
                 biased;
                 orphan = &mut given => match orphan {
@@ -96,10 +98,10 @@ impl<'a> StandbyCopy<'a> {
                     received = now;
                     let has_more = is_read && self.compare(&subgroup);
                     ahead = if has_more { ahead + STANDBY_LOOKS } else { Duration::ZERO };
-                    if silent >= PATIENCE && ahead >= ATTENTION && !self.has_asked {
+                    if (is_leaving || silent >= PATIENCE) && ahead >= ATTENTION && !self.has_asked {
                         info!(
                             track = %track.name().typed(), group = theirs.group, silent = holder.publisher,
-                            "a publisher is silent: another one, which sends the same objects, continues its group"
+                            "a publisher is silent or leaves: another one, which sends the same objects, continues its group"
                         );
                         self.has_asked = true;
                         track.copies.ask(&subgroup);

@@ -39,8 +39,8 @@ impl UnderWay {
     pub async fn begin(&self) -> Result<(FetchOk, FillStart), RequestError> {
         let range = &self.range;
         let track = &range.track;
-        // A location that a publisher announced counts even if its objects have not arrived.
-        let told = range.told.then_some(range.last);
+        // A location that a publisher announced counts even if its objects have not arrived: the subscriber may know it.
+        let told = range.told.then_some(range.last).max(track.data.claimed());
         let Some(largest) = track.data.largest().max(told) else {
             let FetchAnswer { ok, objects } = self.ask_publishers((range.first, range.last)).await?;
             return Ok((ok, FillStart::Upstream(objects)));
