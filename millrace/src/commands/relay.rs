@@ -146,13 +146,15 @@ fn upgrade(asked: &status::AskedRelay) -> anyhow::Result<()> {
                 "process {next} serves new clients; process {pid} goes on until its clients have left\n"
             ));
         }
-        if let Some(error) = now
-            .upgrade
-            .filter(|upgrade| Some(upgrade) != before.upgrade.as_ref())
-            .and_then(|upgrade| upgrade.error)
-        {
+        let is_news = |upgrade: &_| Some(upgrade) != before.upgrade.as_ref();
+        let Some(upgrade) = now.upgrade.filter(is_news) else { continue };
+        if let Some(error) = upgrade.error {
             bail!("process {pid} goes on, since its successor cannot take over: {error}");
         }
+        // A successor with another HTTP address leaves this one to the process that drains.
+        return print(&format!(
+            "a process with another HTTP address serves new clients; process {pid} goes on until its clients have left\n"
+        ));
     }
     bail!("no successor has taken over from process {pid} within {} s", UPGRADE_TIMEOUT.as_secs())
 }

@@ -1,6 +1,7 @@
 //! Runs the relay from start-up to its end: handles signals, changed certificates, and settings that are read again.
 
 use std::{
+    os::fd::OwnedFd,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -27,13 +28,15 @@ const SECOND_SIGNAL: &str = "ended by a second signal while sessions were open";
 
 /// Time between two checks whether files have changed: certificates, token keys, revocations.
 const LOOKS: Duration = Duration::from_millis(500);
+/// The least time for which the outcome of an upgrade can be asked for at the old HTTP address.
+const OUTCOME: Duration = Duration::from_secs(2);
 
 /// Serves until a signal arrives, then drains. `again` reads the settings again on SIGHUP.
 ///
 /// # Errors
 /// Fails if the relay cannot start, or if a second signal ends it before the drain is over.
 pub async fn serve(
-    config: Config,
+    mut config: Config,
     identity: server::RelayIdentity,
     logs: &log::Handle,
     again: impl Fn() -> anyhow::Result<Config>,
@@ -48,8 +51,6 @@ pub async fn serve(
     let mut watch = tls::CertificateWatch::new(&config.identity, server::names(&config));
     let mut watched = access::AccessFileWatch::new(&config.access, &identity.policy);
     log_access(&identity.policy, &config.access);
-    let http_addr = config.http;
-    let http_access = config.http_access.clone();
     let made = config.identity.clone();
     if let config::IdentityConfig::SelfSigned { .. } = config.identity {
         info!(
@@ -68,42 +69,29 @@ pub async fn serve(
         warn!("the upstream relay's certificate is not verified: anyone on the path can pose as that relay");
     }
     let settings = config.clone();
-    let server = match predecessor {
-        None => Arc::new(RunningServer::start(config, identity)?),
+    let (server, mut http) = match predecessor {
+        None => {
+            let server = Arc::new(RunningServer::start(config, identity)?);
+            let http = start_http(&server, &settings, None).await?;
+            (server, http)
+        }
         Some(predecessor) => {
             let inherited = predecessor.take_sockets(&config.listen)?;
-            let server = Arc::new(RunningServer::prepare(config, identity, inherited)?);
-            // The socket of the private link is made before the predecessor stops, too.
-            predecessor.join(&server)?;
-            tokio::task::block_in_place(|| predecessor.until_go())?;
-            server.begin(&settings);
-            server
-        }
-    };
-    let mut http = match http_addr {
-        Some(addr) => {
-            let source = Arc::clone(&server) as Arc<dyn StatusSource>;
-            let access = http_access.access()?;
-            let token = access.token().map(|token| token.path().display().to_string());
-            let tracer = Arc::clone(server.tracer());
-            let inherited = predecessor.as_mut().and_then(|predecessor| predecessor.take_http(addr));
-            let http = match inherited {
-                Some(socket) => http::take_over(socket, source, tracer, access)?,
-                None => http::start(addr, source, tracer, access).await?,
-            };
-            info!(addr = %http.local_addr, token, "HTTP serves metrics, health and status");
-            match (http.local_addr.ip().is_loopback(), &token) {
-                (false, None) => warn!(
-                    "the HTTP server answers requests from other hosts without a token: set http-token-file, or listen on loopback"
-                ),
-                (false, Some(_)) => warn!(
-                    "the HTTP server answers requests from other hosts without encryption: its token can be read on the path"
-                ),
-                (true, _) => {}
+            // Other relays see one relay, which moves from one session to another.
+            if let Some(cluster) = &mut config.cluster {
+                cluster.hop = cluster.hop.or(predecessor.hop());
             }
-            Some(http)
+            let server = Arc::new(RunningServer::prepare(config, identity, inherited)?);
+            // The sockets of the private link and of HTTP are made before the predecessor stops, too.
+            predecessor.join(&server)?;
+            let socket = predecessor.take_http(settings.http);
+            let has_http = socket.is_some();
+            let early = if has_http { None } else { start_http(&server, &settings, None).await? };
+            tokio::task::block_in_place(|| predecessor.until_go(has_http))?;
+            server.begin(&settings);
+            let http = if has_http { start_http(&server, &settings, socket).await? } else { early };
+            (server, http)
         }
-        None => None,
     };
     // The certificate file is written only after everything else has started: a relay that fails to start must not
     // replace another relay's file.
@@ -132,20 +120,21 @@ pub async fn serve(
             true => Err(anyhow!("{PREDECESSOR}")),
             false => Successor::start(&program, &server, http.as_ref()).await,
         };
-        server.upgrades.note(&started);
         let mut successor = match started {
             Ok(successor) => successor,
-            Err(error) => {
-                error!(
-                    error = format!("{error:#}"),
-                    "no successor can take over, so this process goes on as before"
-                );
+            failed => {
+                server.upgrades.note(&failed);
+                let error = failed.err().map(|error| format!("{error:#}"));
+                error!(error, "no successor can take over, so this process goes on as before");
                 notify::ready();
                 continue;
             }
         };
         // What only one process can have is free before the successor begins.
-        let socket = http.take().and_then(|http| http.socket.try_clone().ok());
+        let socket = match successor.has_http() {
+            true => http.take().and_then(|http| http.socket.try_clone().ok()),
+            false => None,
+        };
         written = tls::WrittenCertificate::default();
         let open = Config { gate: config::GateChoice::Off, ..settings.clone() };
         tokio::task::block_in_place(|| server.change_gate(&open))?;
@@ -158,7 +147,14 @@ pub async fn serve(
             );
             notify::replaced(successor.pid());
             tokio::select! {
-                () = server.drain() => return Ok(()),
+                () = server.drain() => {
+                    // The command that has asked for the upgrade learns its outcome here if the successor has another
+                    // HTTP address.
+                    if http.is_some() {
+                        tokio::time::sleep(OUTCOME).await;
+                    }
+                    return Ok(());
+                }
                 () = successor.ended() => {}
                 _ = ends.next() => {
                     server.stop().await;
@@ -168,9 +164,8 @@ pub async fn serve(
         }
         error!("the successor has ended, so this process goes on in its place");
         server.resume(&settings);
-        if let Some(socket) = socket {
-            let source = Arc::clone(&server) as Arc<dyn StatusSource>;
-            http = Some(http::take_over(socket, source, Arc::clone(server.tracer()), http_access.access()?)?);
+        if socket.is_some() {
+            http = start_http(&server, &settings, socket).await?;
         }
         written.write(&made, &certificate).context("tls-self-signed-out")?;
         notify::replaced(std::process::id());
@@ -182,6 +177,34 @@ pub async fn serve(
         _ = ends.next_signal() => bail!(SECOND_SIGNAL),
     }
     Ok(())
+}
+
+/// Starts the HTTP server of the settings, if they have one, on a socket that was taken over or a new one.
+async fn start_http(
+    server: &Arc<RunningServer>,
+    settings: &Config,
+    socket: Option<OwnedFd>,
+) -> anyhow::Result<Option<http::HttpServer>> {
+    let Some(addr) = settings.http else { return Ok(None) };
+    let source = Arc::clone(server) as Arc<dyn StatusSource>;
+    let access = settings.http_access.access()?;
+    let token = access.token().map(|token| token.path().display().to_string());
+    let tracer = Arc::clone(server.tracer());
+    let http = match socket {
+        Some(socket) => http::take_over(socket, source, tracer, access)?,
+        None => http::start(addr, source, tracer, access).await?,
+    };
+    info!(addr = %http.local_addr, token, "HTTP serves metrics, health and status");
+    match (http.local_addr.ip().is_loopback(), &token) {
+        (false, None) => warn!(
+            "the HTTP server answers requests from other hosts without a token: set http-token-file, or listen on loopback"
+        ),
+        (false, Some(_)) => warn!(
+            "the HTTP server answers requests from other hosts without encryption: its token can be read on the path"
+        ),
+        (true, _) => {}
+    }
+    Ok(Some(http))
 }
 
 /// Watches the certificate and the files of access rights, and handles SIGHUP. New sessions use the latest certificate.

@@ -185,19 +185,13 @@ impl RunningServer {
     /// # Errors
     /// Fails for the same reasons as [`Self::start`].
     pub fn prepare(
-        mut config: Config,
+        config: Config,
         mut identity: RelayIdentity,
         inherited: Vec<InheritedSockets>,
     ) -> Result<Self, RelayStartError> {
         let lasting = identity.lasting.take().or_else(transport::LastingSecret::random);
         let lasting = lasting.ok_or(RelayStartError::NoRandomness)?;
         identity.lasting = Some(lasting.clone());
-        if !inherited.is_empty()
-            && let Some(cluster) = &mut config.cluster
-        {
-            // Both processes are in the cluster for a while, and no two relays may have the same hop ID.
-            cluster.hop = None;
-        }
         let outgoing = match config.upstream {
             Some(_) => millrace_relay::outgoing_sockets(&config.listen)?,
             None => Vec::new(),
@@ -302,6 +296,11 @@ impl RunningServer {
     /// Returns the sockets of each listen address, with the address in the settings.
     pub fn sockets(&self) -> Vec<(SocketAddr, Vec<BorrowedFd<'_>>)> {
         self.listen.iter().copied().zip(self.relay.sockets()).collect()
+    }
+
+    /// Returns the hop ID of this relay in its cluster, if it is in one. A successor keeps it.
+    pub fn hop(&self) -> Option<HopId> {
+        self.relay.status().cluster.map(|cluster| HopId(cluster.hop))
     }
 
     /// Returns the secret and the generation by which a successor recognizes this process's connection IDs.
@@ -550,7 +549,7 @@ fn cluster_of(
     }
 }
 
-/// Returns a random hop ID. Each start gets a new one, so that routes through the previous process are not taken for
+/// Returns a random hop ID. Each start but that of a successor gets a new one, so that routes through the previous process are not taken for
 /// loops.
 fn drawn_hop() -> HopId {
     // A hop ID is from 1 to `HopId::MAX`: the mask keeps the random number in this range, and `max` avoids 0.

@@ -28,6 +28,7 @@ use std::{
 use anyhow::{Context as _, anyhow, bail, ensure};
 use millrace_base::control::{ControlEnd, ControlReceived};
 use millrace_daemon::http::HttpServer;
+use millrace_moq::HopId;
 use millrace_relay::{InheritedSockets, LINK_NAME, LinkCertificate};
 use millrace_transport::{
     LastingSecret,
@@ -64,8 +65,8 @@ enum ToSuccessor {
 /// A message to the old process.
 #[derive(Serialize, Deserialize)]
 enum ToPredecessor {
-    /// The successor can serve.
-    Ready,
+    /// The successor can serve. It may have taken the socket of the HTTP server.
+    Ready { has_http: bool },
     /// The successor cannot start. The text is the reason.
     Failed(String),
 }
@@ -82,6 +83,8 @@ struct Inheritance {
     key: Vec<u8>,
     /// The number of sockets that follow, with the HTTP server's.
     sockets: usize,
+    /// The relay's hop ID in its cluster.
+    hop: Option<u64>,
 }
 
 /// The program and the arguments of this process, for its successor.
@@ -102,6 +105,8 @@ pub struct Successor {
     control: ControlEnd,
     process: Child,
     channels: Vec<Vec<OwnedFd>>,
+    /// Whether it serves HTTP at this process's address.
+    has_http: bool,
     may_live: bool,
 }
 
@@ -121,7 +126,7 @@ impl Successor {
         command.args(&program.arguments).env(SUCCESSOR, "1").stdin(OwnedFd::from(theirs));
         let process = command.spawn().with_context(|| path.display().to_string())?;
         drop(command); // It holds the successor's end, without which this process notices the successor's end.
-        let mut successor = Self { control, process, channels: Vec::new(), may_live: false };
+        let mut successor = Self { control, process, channels: Vec::new(), has_http: false, may_live: false };
         successor.bequeath(server, http)?;
         let control = successor.control.try_clone()?;
         let (told, answer) = oneshot::channel();
@@ -130,7 +135,10 @@ impl Successor {
         })?;
         match tokio::time::timeout(START_TIMEOUT, answer).await {
             Err(_) => bail!("it was not ready within {} s", START_TIMEOUT.as_secs()),
-            Ok(Ok(Ok((ToPredecessor::Ready, _)))) => Ok(successor),
+            Ok(Ok(Ok((ToPredecessor::Ready { has_http }, _)))) => {
+                successor.has_http = has_http;
+                Ok(successor)
+            }
             Ok(Ok(Ok((ToPredecessor::Failed(reason), _)))) => bail!("{reason}"),
             Ok(_) => {
                 let status = successor.process.wait()?;
@@ -157,6 +165,7 @@ impl Successor {
                 key,
                 sockets: sockets.iter().map(|(_, sockets)| sockets.len()).sum::<usize>()
                     + usize::from(http.is_some()),
+                hop: server.hop().map(|hop| hop.0),
             }),
             &[],
         )?;
@@ -177,6 +186,11 @@ impl Successor {
 
     fn send(&self, message: &ToSuccessor, descriptors: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
         self.control.send(message, descriptors).context("it has ended")
+    }
+
+    /// Reports whether the successor serves HTTP at this process's address. If it does not, this process goes on.
+    pub fn has_http(&self) -> bool {
+        self.has_http
     }
 
     /// Returns the successor's process ID.
@@ -272,6 +286,11 @@ impl RunningPredecessor {
         self.inheritance.generation.wrapping_add(1)
     }
 
+    /// Returns the predecessor's hop ID in its cluster.
+    pub fn hop(&self) -> Option<HopId> {
+        self.inheritance.hop.map(HopId)
+    }
+
     /// Returns the secret of the predecessor's connection IDs and resets.
     pub fn secret(&self) -> LastingSecret {
         LastingSecret::from_bytes(self.inheritance.secret)
@@ -297,12 +316,13 @@ impl RunningPredecessor {
         Ok(inherited.collect())
     }
 
-    /// Tells the predecessor that this process is ready, and waits until it may serve.
+    /// Tells the predecessor that this process is ready, and whether it has taken the socket of the HTTP server. Waits
+    /// until this process may serve.
     ///
     /// # Errors
     /// Fails if the predecessor has ended, or goes on by itself.
-    pub fn until_go(&self) -> anyhow::Result<()> {
-        self.control.send(&ToPredecessor::Ready, &[])?;
+    pub fn until_go(&self, has_http: bool) -> anyhow::Result<()> {
+        self.control.send(&ToPredecessor::Ready { has_http }, &[])?;
         match receive(&self.control)? {
             (ToSuccessor::Go, _) => Ok(()),
             _ => bail!("the running relay has not let this one begin"),
@@ -322,12 +342,12 @@ impl RunningPredecessor {
         matches!(self.control.receive::<ToSuccessor>(), ControlReceived::Nothing)
     }
 
-    /// Takes the HTTP server's socket, if it listens on this address.
-    pub fn take_http(&mut self, addr: SocketAddr) -> Option<OwnedFd> {
+    /// Takes the HTTP server's socket, if it listens on this address. Otherwise the socket stays the predecessor's.
+    pub fn take_http(&mut self, addr: Option<SocketAddr>) -> Option<OwnedFd> {
+        let (there, socket) = self.http.take()?;
         // With port 0, the kernel has chosen the port.
-        let is_same =
-            |there: &SocketAddr| there.ip() == addr.ip() && [0, there.port()].contains(&addr.port());
-        self.http.take_if(|(there, _)| is_same(there)).map(|(_, socket)| socket)
+        let is_same = |addr: SocketAddr| there.ip() == addr.ip() && [0, there.port()].contains(&addr.port());
+        addr.is_some_and(is_same).then_some(socket)
     }
 
     /// Connects the relay to the predecessor, so that each gets media from the other.
