@@ -265,7 +265,7 @@ async fn group_in_whose_middle_the_publisher_moves_is_whole_at_both_processes() 
 #[tokio::test(flavor = "multi_thread")]
 async fn objects_that_have_come_to_the_old_process_only_reach_viewers_of_the_successor() {
     let mut relay = UpgradedRelay::start("60s");
-    let (publisher, _requests, viewer) = broadcast(&relay).await;
+    let (publisher, _requests, mut viewer) = broadcast(&relay).await;
     relay.upgrade();
     let mut newcomer = relay.peer().await;
     let _subscribed = subscribe(&newcomer).await;
@@ -280,6 +280,11 @@ async fn objects_that_have_come_to_the_old_process_only_reach_viewers_of_the_suc
     let name = track("live", "video");
     let accepted = moved.accept_subscribe_with(&name, ALIAS, largest, Properties::default());
     let (_upstream, _) = accepted.await;
+    // The old process has all groups once its own viewer has them.
+    let mut missing_there: BTreeSet<_> = (0..30).collect();
+    while !missing_there.is_empty() {
+        take_group(&mut viewer, &mut missing_there).await;
+    }
     publisher.session.close(millrace_moq::code::Session::NO_ERROR, "moved");
     viewer.session.close(millrace_moq::code::Session::NO_ERROR, "moved");
     while !missing.is_empty() {

@@ -546,6 +546,18 @@ impl Hub {
         }
     }
 
+    /// Subscribes to a track that comes from another relay at publishers that are here. A publisher that has announced
+    /// its namespace while the other relay was asked has not found a track that it could have been added to.
+    pub fn join_publishers(&self, track: &Arc<LiveTrack>) {
+        if track.upstreams().iter().any(|upstream| !upstream.is_of_relay) {
+            return;
+        }
+        let Publishers { all, in_turn } = self.publishers_for(track, Requester::NOBODY);
+        for publisher in all.iter().filter(|publisher| !in_turn && !publisher.is_upstream()) {
+            publisher.back_up(vec![Arc::clone(track)]);
+        }
+    }
+
     /// Reports to the watchers of `namespace` that it was withdrawn and published again, because a publisher below it
     /// was restarted. Players then subscribe again.
     pub fn announce_again(&self, namespace: &Namespace) {

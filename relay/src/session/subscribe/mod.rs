@@ -167,6 +167,7 @@ impl Subscriptions {
         let options = SubscriptionOptions::new(&parameters, window, &track.data);
         let entry = self.add(request_id, track, Arc::clone(&pending.part), options, largest);
         drop(pending);
+        hub.join_publishers(entry.track());
         if let Err(refused) = entry.assign(parameters.assignment.as_ref()) {
             drop(entry);
             return refuse(stream.send, refused).await;
