@@ -43,9 +43,9 @@ pub use self::{
     },
     route_watch::RouteWatch,
 };
-use super::{AdaptiveMode, Delays, live::LiveTrack, upstream::UpstreamRequest, waiters::Waiters};
+use super::{AdaptiveMode, Delays, live::LiveTrack, upstream::UpstreamRequest};
 use millrace_access::policy::RightHolder;
-use millrace_transport::Outbox;
+use millrace_transport::{Outbox, waiters::Waiters};
 
 /// The shortest and the longest pause between two searches for a track's publishers, while a SUBSCRIBE waits. The pause
 /// doubles with each search, so publishers that connect and disconnect quickly cause few searches.

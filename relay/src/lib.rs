@@ -14,14 +14,13 @@
 //! | `hub` | what sessions share: tracks by name, published namespaces, those who watch them |
 //! | `live` | a track: its publishers, its objects in the cache, its subscriptions |
 //! | `subscription` | which subgroups are sent to one subscriber, and on which streams |
-//! | `ladders`, `catalog` | which renditions stand for each other: [`AdaptiveMode`]; catalogs as they were read |
+//! | `ladders` | which renditions stand for each other: [`AdaptiveMode`] |
 //! | `delays` | how long media may wait for a subscriber: [`Delays`] |
 //! | `upstream`, `reconnect` | one publisher of a track; how long the relay waits before it connects to its upstream relay again |
 //! | `millrace-relay-cluster` | the routes between relays: `hub::routes` keeps them, `session::mesh` sends and receives them |
 //! | `directory` | the store in which relays look up namespaces, instead of announcing them: [`NamespaceDirectory`]; `server::on_demand` connects |
 //! | `incomplete` | how many bytes of incomplete messages a session may send |
 //! | [`LogLimit`] | how many log lines peers may cause: a layer for the log subscriber of a program that embeds a relay |
-//! | `waiters` | tasks that wait for a key, such as the publisher of one track |
 //! | `wire` | control messages on QUIC streams, and the reason why a session ends |
 //! | [`access`] | decisions about requests: rules, tokens, certificates, budgets |
 //! | `engine`, `config`, `admission` | what a relay is started with: [`RelayEngine`], [`Config`], [`Admission`] |
@@ -108,7 +107,6 @@
 #![deny(missing_docs)]
 
 mod admission;
-mod catalog;
 mod config;
 mod delays;
 mod directory;
@@ -124,7 +122,6 @@ mod session;
 mod subscription;
 pub mod trace;
 mod upstream;
-mod waiters;
 mod wire;
 
 pub use millrace_access as access;

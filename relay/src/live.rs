@@ -19,6 +19,7 @@ use millrace_moq::{
     tracks::{
         account::Account,
         cache::TrackCache,
+        catalog::ParsedCatalog,
         malformed::TrackMalformed,
         subgroup::{Pushed, SubgroupStream},
         track::{CachedDatagram, CachedGroup, Duplicate, SUBGROUP_COST, Track},
@@ -36,7 +37,6 @@ use tracing::info;
 pub use self::absence::Numbering;
 use self::{absence::Absence, copies::SharedSubgroups, forwarding::Forwarding, gap::TrackGap};
 use super::{
-    catalog::ParsedCatalog,
     delays::{Delays, TrackDelays},
     subscription::{SubgroupNews, Subscription, SubscriptionEnd, TrackRef},
     upstream::{UpstreamRequest, UpstreamTrack},

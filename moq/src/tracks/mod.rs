@@ -5,11 +5,13 @@
 //! sent to one subscriber, and a [`fetch::FetchResponse`] answers a FETCH. Both are
 //! [sources](millrace_quic::plane::source::Source) for the data plane. A [`filter::LocationWindow`] is the range of a
 //! subscription, [`malformed`] detects malformed tracks, a
-//! [`gap::GapState`] says what a track has missed, and [`adapt`] selects a subscriber's rendition.
+//! [`gap::GapState`] says what a track has missed, [`catalog`] keeps catalogs as they were read, and [`adapt`] selects a
+//! subscriber's rendition.
 
 pub mod account;
 pub mod adapt;
 pub mod cache;
+pub mod catalog;
 pub mod fetch;
 pub mod filter;
 pub mod gap;

@@ -75,6 +75,7 @@ mod tap;
 pub mod tls;
 pub mod trace;
 mod traps;
+pub mod waiters;
 mod windows;
 
 pub use allowance::OpenStream;

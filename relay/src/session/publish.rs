@@ -10,6 +10,7 @@ use millrace_moq::{
     Filter, Location, Message, Namespace, Parameters, Properties, code,
     message::{Publish, PublishDone, RequestError, RequestOk, RequestUpdate, Subscribe, SubscribeOk},
 };
+use millrace_transport::waiters::Waiters;
 use parking_lot::Mutex;
 use tokio::{
     sync::{Semaphore, mpsc},
@@ -30,7 +31,6 @@ use crate::{
     live::{LiveTrack, Numbering, TrackClaim},
     subscription::SubscriptionEnd,
     upstream::{UpstreamRequest, UpstreamSession, UpstreamTrack},
-    waiters::Waiters,
     wire::{self, Answers, IncomingMessage, RequestStream, SessionError},
 };
 use millrace_access::{AccessRefusal, policy::RightHolder, rights::Rights};

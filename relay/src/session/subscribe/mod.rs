@@ -40,11 +40,10 @@ use super::{
 use crate::{
     live::LiveTrack,
     subscription::{Subscription, SubscriptionOptions},
-    waiters::Waiters,
     wire::{self, RequestStream, SessionError},
 };
 use millrace_access::{AccessRefusal, rights::Rights};
-use millrace_transport::Outbox;
+use millrace_transport::{Outbox, waiters::Waiters};
 
 /// How long a joining FETCH waits for its SUBSCRIBE, which may arrive later on another stream, and how often the FETCH
 /// checks for it.

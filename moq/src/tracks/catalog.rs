@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use millrace_moq::msf::MsfCatalog;
 use parking_lot::Mutex;
+
+use crate::msf::MsfCatalog;
 
 /// The newest catalog version that was read, parsed once for all sessions. `None` in place of the catalog means that
 /// this version is invalid.
