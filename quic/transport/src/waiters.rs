@@ -60,7 +60,7 @@ impl<K: Ord + Clone> Waiters<K> {
         }
     }
 
-    #[cfg(test)]
+    /// Returns the number of tasks that wait.
     pub fn count(&self) -> usize {
         self.0.lock().by_key.len()
     }
