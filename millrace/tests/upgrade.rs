@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_client::session::Error;
+use millrace_client::session::{Error, SessionRequest};
 use millrace_lab::lab::{Lab, LabNode, Topology};
 use millrace_moq::{Message, Namespace, Parameters, Properties, message::PublishNamespace};
 use millrace_relay_daemon::status::Status;
@@ -146,9 +146,7 @@ async fn subscribe(viewer: &TestPeer) -> millrace_client::session::SessionReques
 }
 
 /// A publisher at the relay, whose subscription by the relay is accepted, and a viewer.
-async fn broadcast(
-    relay: &UpgradedRelay,
-) -> (TestPeer, Vec<millrace_client::session::SessionRequest>, TestPeer) {
+async fn broadcast(relay: &UpgradedRelay) -> (TestPeer, Vec<SessionRequest>, TestPeer) {
     let mut publisher = relay.peer().await;
     let namespace = publisher.publish_namespace("live").await;
     let viewer = relay.peer().await;
@@ -158,12 +156,18 @@ async fn broadcast(
     (publisher, vec![subscribed, namespace, upstream], viewer)
 }
 
+/// A publisher at the relay, and a viewer that has received group 0.
+async fn watched_broadcast(relay: &UpgradedRelay) -> (TestPeer, Vec<SessionRequest>, TestPeer) {
+    let (publisher, requests, mut viewer) = broadcast(relay).await;
+    publish(&publisher, 0).await;
+    expect_group(&mut viewer, 0).await;
+    (publisher, requests, viewer)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_ignore_goaway_lose_nothing_until_the_drain_is_over() {
     let mut relay = UpgradedRelay::start("4s");
-    let (publisher, _requests, mut viewer) = broadcast(&relay).await;
-    publish(&publisher, 0).await;
-    expect_group(&mut viewer, 0).await;
+    let (publisher, _requests, mut viewer) = watched_broadcast(&relay).await;
     let began = Instant::now();
     relay.upgrade();
     async_wait_for("GOAWAY", || viewer.session.goaway().borrow().clone()).await;
@@ -188,9 +192,7 @@ async fn clients_that_ignore_goaway_lose_nothing_until_the_drain_is_over() {
 #[tokio::test(flavor = "multi_thread")]
 async fn viewers_at_both_processes_get_media_of_a_publisher_that_moves() {
     let mut relay = UpgradedRelay::start("60s");
-    let (publisher, mut requests, mut viewer) = broadcast(&relay).await;
-    publish(&publisher, 0).await;
-    expect_group(&mut viewer, 0).await;
+    let (publisher, mut requests, mut viewer) = watched_broadcast(&relay).await;
     relay.upgrade();
     let mut newcomer = relay.peer().await;
     let _subscribed = subscribe(&newcomer).await;
@@ -228,9 +230,7 @@ async fn viewers_at_both_processes_get_media_of_a_publisher_that_moves() {
 #[tokio::test(flavor = "multi_thread")]
 async fn group_in_whose_middle_the_publisher_moves_is_whole_at_both_processes() {
     let mut relay = UpgradedRelay::start("60s");
-    let (publisher, _requests, mut viewer) = broadcast(&relay).await;
-    publish(&publisher, 0).await;
-    expect_group(&mut viewer, 0).await;
+    let (publisher, _requests, mut viewer) = watched_broadcast(&relay).await;
     relay.upgrade();
     let mut newcomer = relay.peer().await;
     let _subscribed = subscribe(&newcomer).await;
@@ -308,9 +308,7 @@ async fn successor_has_the_hop_id_of_its_predecessor_in_a_cluster() {
     let is_linked =
         |status: &Status| status.cluster.as_ref().unwrap().peers.iter().any(|peer| peer.session.is_some());
     let before = wait_until("the session", || relay.relay.status(), is_linked);
-    let (publisher, _requests, mut viewer) = broadcast(&relay).await;
-    publish(&publisher, 0).await;
-    expect_group(&mut viewer, 0).await;
+    let (publisher, _requests, mut viewer) = watched_broadcast(&relay).await;
     relay.upgrade();
     let after = wait_until("the session", || relay.relay.status(), is_linked);
     assert_eq!(hop(&after), hop(&before));
@@ -450,7 +448,7 @@ fn viewers_that_follow_goaway_after_their_publisher_lose_nothing() {
     upgrade_with_clients(Some(1));
 }
 
-/// The player's output has each object once and in order, across the sessions with both processes.
+/// The player writes each object once and in order, across its sessions with both processes.
 #[test]
 fn player_that_follows_goaway_leaves_out_nothing_and_repeats_nothing() {
     let mut relay = UpgradedRelay::start("60s");
@@ -697,18 +695,14 @@ async fn successor_that_cannot_start_changes_nothing_and_its_reason_is_printed()
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_of_a_killed_old_process_are_reset_and_served_by_the_successor() {
     let mut relay = UpgradedRelay::start("60s");
-    let (publisher, _requests, mut viewer) = broadcast(&relay).await;
-    publish(&publisher, 0).await;
-    expect_group(&mut viewer, 0).await;
+    let (publisher, _requests, mut viewer) = watched_broadcast(&relay).await;
     relay.upgrade();
     kill_process(relay.relay.pid());
     relay.relay.exit_code();
     let _ = publisher.session.request(namespace_request(&publisher)).await; // any packet of the client is answered by a reset
     let ended = publisher.ended().await;
     assert!(matches!(ended, Error::Closed(quinn::ConnectionError::Reset)), "{ended:?}");
-    let (publisher, _requests, mut viewer) = broadcast(&relay).await;
-    publish(&publisher, 0).await;
-    expect_group(&mut viewer, 0).await;
+    let (publisher, _requests, mut viewer) = watched_broadcast(&relay).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

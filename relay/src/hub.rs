@@ -95,7 +95,8 @@ pub struct Hub {
     /// True if the relay is a member of a cluster. Without a cluster, it has routes only of the other process of a
     /// takeover.
     pub is_in_cluster: bool,
-    /// ID of the session with the other process of a takeover. 0 if there is none, [`LINK_PENDING`] until it is there.
+    /// ID of the session with the other process of a takeover. 0 if there is none, and [`LINK_PENDING`] while it is being
+    /// established.
     pub link: AtomicU64,
     /// This process's hop ID on private links. Both processes of a takeover have the same one in a cluster.
     pub link_hop: OnceLock<HopId>,

@@ -4,9 +4,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Runs the command with these arguments and checks each row. The kernel must have forwarded the media intact, at least
-/// `least` percent of the bytes, or the relay must have refused the interface with a reason, or this kernel must lack the
-/// interface. Returns `None` after printing that root is needed.
+/// Runs the command with these arguments and checks each row. The kernel must have forwarded at least `least` percent of
+/// the media's bytes, all of them intact. Otherwise the row must have the reason why the relay refused the interface, or
+/// why this kernel lacks it. Returns `None` after printing that root is needed.
 pub fn rows(test: &str, least: u32, arguments: &str) -> Option<Vec<Value>> {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIP {test}: needs root");

@@ -221,7 +221,7 @@ async fn track_of_a_silent_publisher_comes_from_a_second_one_at_another_relay() 
     has_not_ended(&mut near_subscription).await;
 }
 
-/// A relay drains, and names another one in GOAWAY. Its peer is there before the earlier session ends.
+/// A relay drains, and names another one in GOAWAY. Its peer connects to that one before the earlier session ends.
 #[tokio::test]
 async fn peer_that_gets_goaway_connects_before_it_leaves() {
     let origin = relay(1, &[]);

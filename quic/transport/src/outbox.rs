@@ -7,7 +7,8 @@ use crate::{connection::Connection, send::PacketBatch};
 /// Least number of connections of a shard for which its thread is woken. For fewer, waking it takes longer than sending.
 const WORTH_WAKING: usize = 8;
 
-/// What is to be sent through each socket, so that an object for many subscribers is sent in few system calls.
+/// Packets for each socket, and connections that may send more, so that an object for many subscribers takes few system
+/// calls.
 #[derive(Default)]
 pub struct Outbox(Vec<SocketOutbox>);
 

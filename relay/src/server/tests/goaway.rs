@@ -139,7 +139,7 @@ async fn peer_that_sends_goaway_in_each_session_has_one_earlier_session_at_most(
     relay.stop().await;
 }
 
-/// After GOAWAY on a request about namespaces, the relay sends the request again before it cancels the old one.
+/// A relay that gets GOAWAY on a request about namespaces sends the request again before it cancels the old one.
 #[tokio::test]
 async fn requests_are_sent_again_after_goaway_of_the_upstream_relay() {
     let local = (Ipv4Addr::LOCALHOST, 0).into();
