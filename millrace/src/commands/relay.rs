@@ -136,6 +136,7 @@ fn upgrade(asked: &status::AskedRelay) -> anyhow::Result<()> {
     ensure!(before.upgrade.is_some(), "the running relay is of a version without upgrades: restart it");
     let pid = signal(&before, Signal::SIGUSR2)?;
     let began = Instant::now();
+    let mut has_succeeded = false;
     while began.elapsed() < UPGRADE_TIMEOUT {
         sleep(LOOK);
         // While the successor takes the HTTP server over, nobody answers.
@@ -151,7 +152,11 @@ fn upgrade(asked: &status::AskedRelay) -> anyhow::Result<()> {
         if let Some(error) = upgrade.error {
             bail!("process {pid} goes on, since its successor cannot take over: {error}");
         }
-        // A successor with another HTTP address leaves this one to the process that drains.
+        // A successor with another HTTP address leaves this one to the process that drains. One that takes this address
+        // over may answer only the next request: the old process still answers those that it has accepted.
+        if !std::mem::replace(&mut has_succeeded, true) {
+            continue;
+        }
         return print(&format!(
             "a process with another HTTP address serves new clients; process {pid} goes on until its clients have left\n"
         ));
