@@ -169,7 +169,8 @@ def viewer(binary, trust, edge):
     done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND)
     assert done.returncode == 0, f"{edge}: {done.stderr}"
     report = json.loads(done.stdout)
-    assert (report["delivered"], report["lost"], report["duplicates"]) == (100, 0, 0), f"{edge}: {report}"
+    # Further objects may arrive before the command has ended.
+    assert report["delivered"] >= 100 and (report["lost"], report["duplicates"]) == (0, 0), f"{edge}: {report}"
     say(f"{edge} has what was published at origin-1")
 
 

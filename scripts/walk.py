@@ -48,7 +48,7 @@ PATIENCE, UP, LEAVE = 300, 120, 120
 # Commands that go on, with the output or file that shows that they have started. A new one of the same kind replaces
 # the last.
 STAYS = [
-    (r"millrace relay(?! reload|.*--check)", "serving"),
+    (r"millrace relay(?! reload| upgrade|.*--check)", "serving"),
     (r"millrace publish ", "publishing"),
     (r"millrace gate --interface(?!.*--check)", "guarding"),
     (r"millrace graft run (?!.*--check)", "ready"),
@@ -108,6 +108,7 @@ PARSED = [
     (r"MILLRACE_PEERS=", "needs the peers, and hours"),
     (r".*\.\.\.$", "not a whole command"),
     (r"target/release/", "the release build's"),
+    (r"millrace relay upgrade", "replaces a running relay; millrace/tests/upgrade.rs does it"),
 ]
 # Pages without commands to run, and why.
 ONLY_PARSED = {
