@@ -695,14 +695,14 @@ async fn successor_that_cannot_start_changes_nothing_and_its_reason_is_printed()
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_of_a_killed_old_process_are_reset_and_served_by_the_successor() {
     let mut relay = UpgradedRelay::start("60s");
-    let (publisher, _requests, mut viewer) = watched_broadcast(&relay).await;
+    let (publisher, _requests, _viewer) = watched_broadcast(&relay).await;
     relay.upgrade();
     kill_process(relay.relay.pid());
     relay.relay.exit_code();
     let _ = publisher.session.request(namespace_request(&publisher)).await; // any packet of the client is answered by a reset
     let ended = publisher.ended().await;
     assert!(matches!(ended, Error::Closed(quinn::ConnectionError::Reset)), "{ended:?}");
-    let (publisher, _requests, mut viewer) = watched_broadcast(&relay).await;
+    watched_broadcast(&relay).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
