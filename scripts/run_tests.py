@@ -6,7 +6,7 @@
 
 What is built is read from target/test/cargo.json, which `cargo test --no-run --message-format=json` writes (scripts/test.sh).
 `--job` adds a command that counts as a test, such as the tests of the web pages. A job's NAME may end in `>PROGRAM`: tests of that program
-begin after it, and fail if they are skipped for want of what scripts/NAME.sh makes.
+begin after it, and fail if they are skipped because of what `scripts/NAME.sh builds`.
 
 Tiers: a test belongs to `make test` unless it says otherwise where it stands: `#[ignore = "test-all: WHY"]` at the test, or
 `//! Tier: test-all` among the first lines of its program. `#[ignore = "soak: WHY"]` is for `make soak` and by hand. Tests of a program
@@ -277,7 +277,7 @@ class Runner:
 
 def is_missing(job, log):
     """Reports whether a test was skipped for want of what a job that it has waited for makes."""
-    return job and re.search(rf"\bSKIP\b.*\bscripts/{job}\.sh\b", log.read_text(errors="replace")) is not None
+    return job and re.search(rf"\bSKIP\b.*\bscripts/{job}\.sh builds\b", log.read_text(errors="replace")) is not None
 
 
 def order(tests, endure, seed):

@@ -14,10 +14,13 @@ use millrace_lab::lab::LabNode;
 use millrace_testkit::{show_log_on_panic, wait_for, wait_until};
 use tempfile::TempDir;
 
+/// Peers that `scripts/peers.sh` builds only if it is asked for all.
+const OF_ALL: [&str; 3] = ["moq-relay-ietf", "moq-relay", "moq-cli"];
+
 /// A program or right without which a test cannot run.
 #[derive(Clone, Copy)]
 pub enum TestNeed {
-    /// A peer that `scripts/peers.sh` builds.
+    /// A peer that `scripts/peers.sh` builds, or `scripts/peers.sh all` if it is in [`OF_ALL`].
     Peer(&'static str),
     Ffmpeg,
     Root,
@@ -28,7 +31,8 @@ pub fn missing(need: TestNeed) -> Option<String> {
     match need {
         TestNeed::Peer(name) => {
             let path = peer(name);
-            (!path.is_file()).then(|| format!("no {}: scripts/peers.sh builds it", path.display()))
+            let all = if OF_ALL.contains(&name) { " all" } else { "" };
+            (!path.is_file()).then(|| format!("no {}: scripts/peers.sh{all} builds it", path.display()))
         }
         TestNeed::Ffmpeg => {
             let started = Command::new("ffprobe").arg("-version").stdout(Stdio::null()).status();
