@@ -22,7 +22,7 @@ use crate::{
     allowance::{self, OpenStream, StreamUse},
     offload::{ConnectionStatus, LockedOffload, Worth},
     registry::RegisteredConnection,
-    send::{PacketBatch, PacketSource},
+    send::{PacketBatch, SendingConnection},
     shared::SharedConnection,
     stats::Stats,
     windows::{ReceiveWindow, WindowShare},
@@ -155,8 +155,8 @@ impl Connection {
     /// shard has no thread, since the endpoint has no other shard, or if the thread has too much to do.
     pub fn hand_over(connections: &mut Vec<Arc<Self>>) {
         let Some(first) = connections.first() else { return };
-        let source = |connection: &Arc<Self>| Arc::clone(&connection.shared) as Arc<dyn PacketSource>;
-        if first.shared.sender.ask(connections.iter().map(source).collect()) {
+        let shared = |connection: &Arc<Self>| Arc::clone(&connection.shared) as Arc<dyn SendingConnection>;
+        if first.shared.sender.ask(connections.iter().map(shared).collect()) {
             connections.clear();
         }
     }
@@ -270,7 +270,7 @@ impl Connection {
         matches!(self.quic.close_reason(), Some(quinn::ConnectionError::Reset))
     }
 
-    /// Probes the peer, and returns whether packets arrive from it within `patience` each. Simultaneous calls share a
+    /// Probes the peer, and returns whether it answers twice, each time within `patience`. Simultaneous calls share a
     /// probe, and an answer that is at most `age` old counts. Time in which this process could not read packets does
     /// not count.
     pub async fn answers(&self, patience: Duration, age: Duration) -> bool {

@@ -1,14 +1,16 @@
-//! Packets that are about to be sent, collected from connections of all endpoints.
+//! Collects what connections of all endpoints may send, so that it is sent in few system calls.
 
 use std::{sync::Arc, time::Instant};
 
-use crate::{connection::Connection, send::PacketBatch};
+use crate::{
+    connection::Connection,
+    send::{PacketBatch, SendingConnection, send_all},
+};
 
 /// Least number of connections of a shard for which its thread is woken. For fewer, waking it takes longer than sending.
 const WORTH_WAKING: usize = 8;
 
-/// Packets for each socket, and connections that may send more, so that an object for many subscribers takes few system
-/// calls.
+/// Packets for each socket, and connections that may send more, such as those of an object's subscribers.
 #[derive(Default)]
 pub struct Outbox(Vec<SocketOutbox>);
 
@@ -45,18 +47,13 @@ impl Outbox {
     /// Sends the collected packets of all sockets. This thread sends for the connections of one shard, and those of the
     /// other shards with many connections send at the same time.
     pub fn flush(&mut self) {
-        let now = Instant::now();
         let mut wide = self.0.iter_mut().filter(|socket| socket.postponed.len() >= WORTH_WAKING);
         let _own = wide.next();
         wide.for_each(|socket| Connection::hand_over(&mut socket.postponed));
         for SocketOutbox { batch, first, postponed } in &mut self.0 {
-            for connection in postponed.drain(..) {
-                connection.transmit(now, batch);
-                if batch.is_large() {
-                    first.flush(batch);
-                }
-            }
-            first.flush(batch);
+            send_all(postponed.iter().map(|connection| &*connection.shared as &dyn SendingConnection), batch);
+            first.flush(batch); // if no connection was postponed
+            postponed.clear();
         }
     }
 }

@@ -11,4 +11,4 @@ pub use batch::PacketBatch;
 pub(crate) use handover::SendHandover;
 pub use packets::PacketFlow;
 pub use sender::{BatchSender, SendReport};
-pub(crate) use thread::PacketSource;
+pub(crate) use thread::{SendingConnection, send_all};

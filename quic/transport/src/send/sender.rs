@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use super::{
     PacketBatch, PacketFlow,
     batch::KernelMessage,
-    thread::{PacketSources, SendingThread},
+    thread::{SendingThread, ShardConnections},
 };
 
 /// Largest number of messages that the kernel takes in one call (UIO_MAXIOV).
@@ -95,8 +95,8 @@ impl BatchSender {
 
     /// Makes the shard's thread send what these connections may send. Returns false if there is no thread, or if it has
     /// too much to do.
-    pub(crate) fn ask(&self, sources: PacketSources) -> bool {
-        self.thread.get().is_some_and(|thread| thread.ask(sources))
+    pub(crate) fn ask(&self, connections: ShardConnections) -> bool {
+        self.thread.get().is_some_and(|thread| thread.ask(connections))
     }
 
     /// Sends all packets in `batch` and empties it. Packets that cannot be sent are dropped, as a router would do, and

@@ -16,7 +16,7 @@ use super::PacketBatch;
 const QUEUE: usize = 16;
 
 /// A connection that may have something to send.
-pub trait PacketSource: Send + Sync {
+pub trait SendingConnection: Send + Sync {
     /// Adds the packets that may be sent now to `batch`.
     fn add_packets(&self, now: Instant, batch: &mut PacketBatch);
 
@@ -25,11 +25,11 @@ pub trait PacketSource: Send + Sync {
 }
 
 /// Connections of one shard.
-pub type PacketSources = Vec<Arc<dyn PacketSource>>;
+pub type ShardConnections = Vec<Arc<dyn SendingConnection>>;
 
 /// The thread of a shard. It ends when this is dropped.
 #[derive(Debug)]
-pub struct SendingThread(SyncSender<PacketSources>);
+pub struct SendingThread(SyncSender<ShardConnections>);
 
 impl SendingThread {
     /// Starts the thread of the shard with this index.
@@ -37,30 +37,38 @@ impl SendingThread {
     /// # Errors
     /// The system cannot start a thread.
     pub fn start(index: usize) -> io::Result<Self> {
-        let (asks, asked) = sync_channel::<PacketSources>(QUEUE);
+        let (asks, asked) = sync_channel::<ShardConnections>(QUEUE);
         let send = move || {
             let mut batch = PacketBatch::default();
-            asked.into_iter().for_each(|sources| send_all(&sources, &mut batch));
+            for connections in asked {
+                send_all(connections.iter().map(|connection| &**connection), &mut batch);
+            }
         };
         thread::Builder::new().name(format!("send-{index}")).spawn(send)?;
         Ok(Self(asks))
     }
 
     /// Makes the thread send what these connections may send. Returns false if the thread has too much to do.
-    pub fn ask(&self, sources: PacketSources) -> bool {
-        self.0.try_send(sources).is_ok()
+    pub fn ask(&self, connections: ShardConnections) -> bool {
+        self.0.try_send(connections).is_ok()
     }
 }
 
-fn send_all(sources: &PacketSources, batch: &mut PacketBatch) {
+/// Sends what these connections of one shard may send now, and what `batch` has already.
+pub fn send_all<'a>(
+    connections: impl IntoIterator<Item = &'a dyn SendingConnection>,
+    batch: &mut PacketBatch,
+) {
     let now = Instant::now();
-    for source in sources {
-        source.add_packets(now, batch);
+    let mut last = None;
+    for connection in connections {
+        connection.add_packets(now, batch);
         if batch.is_large() {
-            source.flush(batch);
+            connection.flush(batch);
         }
+        last = Some(connection);
     }
-    if let Some(source) = sources.first() {
-        source.flush(batch);
+    if let Some(connection) = last {
+        connection.flush(batch);
     }
 }

@@ -13,11 +13,11 @@ use crate::{
     numbers::NumberAllocator,
     offload::state::Offloaded,
     plane::{Builder, KeyUse, Plane},
-    send::{PacketBatch, PacketFlow, PacketSource},
+    send::{PacketBatch, PacketFlow, SendingConnection},
     traps::Traps,
 };
 
-impl PacketSource for SharedConnection {
+impl SendingConnection for SharedConnection {
     fn add_packets(&self, now: Instant, batch: &mut PacketBatch) {
         self.transmit(now, batch);
     }
