@@ -345,9 +345,8 @@ impl Hub {
     ) {
         // A track without subscribers gets its publishers with its next subscription.
         let wanted = |track: &LiveTrack| {
-            track.subscription_count() > 0
-                && (track.is_established() && track.owner() != Some(RightHolder::Cluster)
-                    || track.is_waiting())
+            let may_be_added = track.is_established() && !follows_routes(track) || track.is_waiting();
+            track.subscription_count() > 0 && may_be_added
         };
         let mut pages = self.tracks_below(namespace.clone(), wanted);
         loop {
@@ -547,10 +546,11 @@ impl Hub {
         }
     }
 
-    /// Subscribes to a track that comes from another relay at publishers that are here. A publisher that has announced
-    /// its namespace while the other relay was asked has not found a track that it could have been added to.
+    /// Subscribes to a track that comes from the other process of a takeover at publishers that are here. A publisher that
+    /// has announced its namespace while the other process was asked has not found a track that it could have been added
+    /// to.
     pub fn join_publishers(&self, track: &Arc<LiveTrack>) {
-        if track.upstreams().iter().any(|upstream| !upstream.is_of_relay) {
+        if follows_routes(track) || track.upstreams().iter().any(|upstream| !upstream.is_of_relay) {
             return;
         }
         let Publishers { all, in_turn } = self.publishers_for(track, Requester::NOBODY);
@@ -608,4 +608,9 @@ impl Hub {
             self.cache.forget(&track.data);
         }
     }
+}
+
+/// Reports whether the track comes from a relay of the cluster, so that [`Hub::follow_routes`] chooses its source.
+fn follows_routes(track: &LiveTrack) -> bool {
+    track.owner() == Some(RightHolder::Cluster)
 }

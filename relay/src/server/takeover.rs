@@ -196,8 +196,10 @@ impl ServerShared {
         self.sessions.lock().insert(session.id(), Arc::clone(&session));
         info!(session = session.id(), "exchanging media with the other process of the takeover");
         let hub = Arc::clone(&self.hub);
+        let id = session.id();
         self.run_session(session).await;
-        hub.link.store(0, Relaxed);
+        // If another upgrade has begun meanwhile, the link is that one's.
+        let _ = hub.link.compare_exchange(id, 0, Relaxed, Relaxed);
     }
 
     /// Makes the relay follow routes, if it does not as a member of a cluster.
