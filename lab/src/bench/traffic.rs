@@ -28,8 +28,8 @@ const TRACK: &str = "objects";
 /// that a new subscriber does not wait long for the start of one. They are long enough that the cost of opening streams
 /// does not affect the results.
 const OBJECTS_PER_GROUP: u32 = 100;
-/// From this number on, subscribers are those of `lab receivers`, since a process holds thousands of them. Fewer are
-/// clients as in applications.
+/// Least number of subscribers for which those of `lab receivers` are used, since one process holds thousands of them.
+/// Fewer subscribers are clients as in applications.
 pub const MANY: usize = 500;
 /// Number of sockets of these subscribers.
 const SOCKETS: usize = 32;

@@ -162,8 +162,8 @@ impl ReceiverCounters {
         }
     }
 
-    /// Notes how many objects have arrived until now, for the rate. This is called often. Once all
-    /// sessions are served, the latencies begin anew, since those of the handshakes' time say little.
+    /// Notes how many objects have arrived until now, for the rate. This is called often. Once all sessions are served,
+    /// the latencies from before are dropped, since they were measured while handshakes took the CPU.
     pub fn look(&mut self, now: Instant, sessions: u64) {
         if self.rate_marks.is_none() && self.served + self.ended_early() >= sessions {
             self.measure_anew(now);

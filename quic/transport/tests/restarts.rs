@@ -15,12 +15,12 @@ use std::{
 };
 
 use millrace_testkit::{async_wait_for, wait_for};
-use millrace_transport::{Config, Connection, Endpoint, LastingSecret, tls::ServerTrust};
+use millrace_transport::{Config, Connection, Endpoint, LastingSecret};
 use quinn::ConnectionError;
 use rustls::sign::CertifiedKey;
 use tokio::{runtime::Runtime, task::JoinHandle};
 
-use support::certificate;
+use support::{certificate, connect};
 
 const ALPN: &[u8] = b"restarts";
 /// The idle timeout, which ends a connection that gets no stateless reset.
@@ -91,16 +91,7 @@ impl Drop for ServerProcess {
 }
 
 async fn client(server: SocketAddr) -> (Endpoint, Arc<Connection>) {
-    let config = Config {
-        trust: ServerTrust::Anyone,
-        alpn: vec![ALPN.to_vec()],
-        idle_timeout: IDLE,
-        keep_alive: false,
-        ..Config::default()
-    };
-    let endpoint = Endpoint::bind((Ipv4Addr::LOCALHOST, 0).into(), config).unwrap();
-    let connection = endpoint.connect(server, "localhost").await.unwrap();
-    connection.start();
+    let (endpoint, connection) = connect(server, ALPN, IDLE).await;
     // Before the handshake is confirmed, the client retransmits only handshake packets, which get no stateless reset.
     async_wait_for("HANDSHAKE_DONE", || (connection.quic.stats().frame_rx.handshake_done > 0).then_some(()))
         .await;

@@ -14,12 +14,11 @@ use std::{
 use millrace_transport::{
     Config, Connection, Endpoint, LastingSecret,
     takeover::{self, Predecessor},
-    tls::ServerTrust,
 };
 use quinn::ConnectionError;
 use tokio::runtime::Runtime;
 
-use support::certificate;
+use support::{certificate, connect};
 
 const ALPN: &[u8] = b"takeover";
 /// The idle timeout of clients, which no test reaches.
@@ -109,17 +108,7 @@ impl Drop for ServerProcess {
 }
 
 async fn client(server: SocketAddr) -> Arc<Connection> {
-    let config = Config {
-        trust: ServerTrust::Anyone,
-        alpn: vec![ALPN.to_vec()],
-        idle_timeout: IDLE,
-        keep_alive: false,
-        ..Config::default()
-    };
-    let endpoint = Endpoint::bind((Ipv4Addr::LOCALHOST, 0).into(), config).unwrap();
-    let connection = endpoint.connect(server, "localhost").await.unwrap();
-    connection.start();
-    connection
+    connect(server, ALPN, IDLE).await.1
 }
 
 /// Asks the server, and returns the generation of the process that has answered.
