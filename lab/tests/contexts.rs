@@ -24,7 +24,7 @@ fn cost_observer_names_each_kernel_context_under_load() {
         println!("{load}: {names:?} after {:?}", std::mem::replace(&mut before, Instant::now()).elapsed());
         match names {
             Ok(ContextNames::Complete) => {}
-            Ok(ContextNames::NoProgram(reason)) => println!("SKIP {TEST}, {load}: {reason}"),
+            Ok(ContextNames::Missing(reason)) => println!("SKIP {TEST}, {load}: {reason}"),
             Ok(ContextNames::Incomplete { absent, last }) => {
                 wrong.push(format!("{load}: the observer did not report {}; {last}", absent.join(", ")));
             }

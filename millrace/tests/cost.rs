@@ -15,8 +15,9 @@ use std::time::Instant;
 
 use millrace_cost::report::{Event, Report, VERSION};
 use millrace_daemon::http::fetch;
-use millrace_testkit::{BOUND, show_log_on_panic, wait_until};
+use millrace_testkit::{BOUND, StopOnDrop, show_log_on_panic, wait_until};
 use nix::fcntl::{FcntlArg, fcntl};
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
@@ -45,6 +46,29 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// Runs `work` while each CPU is busy. A CPU that is idle all the time takes no samples.
+fn while_all_cpus_are_busy<T>(work: impl FnOnce() -> T) -> T {
+    // exact: no test takes a CPU offline
+    let stat = std::fs::read_to_string("/proc/stat").unwrap();
+    let cpus = stat.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu ")).count();
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _ends = StopOnDrop(&ends);
+        for cpu in 0..cpus {
+            let ends = &ends;
+            scope.spawn(move || {
+                let mut only = CpuSet::new();
+                only.set(cpu).unwrap();
+                sched_setaffinity(Pid::from_raw(0), &only).unwrap();
+                while !ends.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        work()
+    })
+}
+
 /// Reports whether the text has the head of the table of CPUs. Columns may have any width.
 fn has_head_of_cpus(text: &str) -> bool {
     text.lines().any(|line| line.split_whitespace().take(3).eq(["CPU", "networking", "net_rx"]))
@@ -56,7 +80,8 @@ fn cost_prints_one_json_report_per_line() {
         return;
     }
     for mode in ["events", "sampling"] {
-        let output = run(&["--json", "--reports", "2", "--period", "200ms", "--mode", mode, "--stacks"]);
+        let args = ["--json", "--reports", "2", "--period", "200ms", "--mode", mode, "--stacks"];
+        let output = while_all_cpus_are_busy(|| run(&args));
         assert!(output.status.success(), "{}", text(&output.stderr));
         let reports: Vec<Report> =
             text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();

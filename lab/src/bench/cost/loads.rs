@@ -27,6 +27,8 @@ pub struct CostLoad {
     pub shows: &'static [(Event, &'static str)],
     /// Programs that the load calls, and the Debian package of each.
     programs: &'static [(&'static str, &'static str)],
+    /// Smallest number of CPUs between which the load can run.
+    cpus: usize,
     start: fn(&mut RunningLoad) -> anyhow::Result<()>,
 }
 
@@ -42,59 +44,74 @@ pub const ALL: [CostLoad; 12] = [
         name: "tun",
         shows: &[(Event::Devices, "TUN"), (Event::Devices, "IP receive v4"), (Event::Devices, "UDP")],
         programs: &[IP],
+        cpus: 1,
         start: tun,
     },
     CostLoad {
         name: "bbr",
         shows: &[(Event::Timers, "TCP"), (Event::NetRx, "TCP")],
         programs: &[IPERF3],
+        cpus: 1,
         start: bbr,
     },
     CostLoad {
         name: "connections",
         shows: &[(Event::Sockets, "TCP"), (Event::Sockets, "connections")],
         programs: &[SYSCTL],
+        cpus: 1,
         start: connections,
     },
     CostLoad {
         name: "socketpair",
         shows: &[(Event::Local, "local sockets")],
         programs: &[],
+        cpus: 1,
         start: socketpair,
     },
     CostLoad {
         name: "busy poll",
         shows: &[(Event::Poll, "busy poll"), (Event::Receive, "UDP")],
         programs: &[ETHTOOL],
+        cpus: 1,
         start: busy_poll,
     },
     CostLoad {
         name: "vxlan",
         shows: &[(Event::NetRx, "tunnel receive"), (Event::Send, "tunnel transmit")],
         programs: &[IP],
+        cpus: 1,
         start: vxlan,
     },
     CostLoad {
         name: "cpumap",
         shows: &[(Event::Workers, "UDP"), (Event::Workers, "XDP native")],
         programs: &[ETHTOOL],
+        cpus: 1,
         start: cpumap,
     },
-    CostLoad { name: "sqpoll", shows: &[(Event::IoUring, "io_uring")], programs: &[], start: sqpoll },
+    CostLoad {
+        name: "sqpoll",
+        shows: &[(Event::IoUring, "io_uring")],
+        programs: &[],
+        cpus: 1,
+        start: sqpoll,
+    },
     CostLoad {
         name: "migration",
         shows: &[(Event::Send, "UDP"), (Event::Receive, "UDP")],
         programs: &[],
+        cpus: 2,
         start: migration,
     },
     CostLoad {
         name: "nat",
         shows: &[(Event::NetRx, "conntrack"), (Event::NetRx, "forwarding v4")],
         programs: &[NFT],
+        cpus: 1,
         start: nat,
     },
-    CostLoad { name: "tc", shows: &[(Event::NetRx, "TC")], programs: &[TC], start: tc },
-    CostLoad { name: "gro", shows: &[(Event::NetRx, "GRO")], programs: &[IPERF3], start: gro },
+    CostLoad { name: "tc", shows: &[(Event::NetRx, "TC")], programs: &[TC], cpus: 1, start: tc },
+    CostLoad { name: "gro", shows: &[(Event::NetRx, "GRO")], programs: &[IPERF3], cpus: 1, start: gro },
 ];
 
 impl CostLoad {
@@ -105,14 +122,17 @@ impl CostLoad {
         absent.map(|(event, part)| format!("{event}: {part}")).collect()
     }
 
-    /// Fails if a program that the load calls is not installed.
-    pub fn check_programs(&self) -> anyhow::Result<()> {
-        self.programs.iter().try_for_each(|(program, package)| needs(program, package))
+    /// Fails if a program that the load calls is not installed, or this process may use too few CPUs.
+    pub fn check(&self) -> anyhow::Result<()> {
+        self.programs.iter().try_for_each(|(program, package)| needs(program, package))?;
+        let cpus = network::cpus()?.len();
+        ensure!(cpus >= self.cpus, "it needs {} CPUs, and this process may use {cpus}", self.cpus);
+        Ok(())
     }
 
     /// Starts the load. Its first packets may flow only after this function returns.
     pub fn launch(&self) -> anyhow::Result<RunningLoad> {
-        self.check_programs()?;
+        self.check()?;
         let mut running = RunningLoad::default();
         (self.start)(&mut running).with_context(|| format!("cannot make the load {}", self.name))?;
         Ok(running)
@@ -447,7 +467,6 @@ fn migration(running: &mut RunningLoad) -> anyhow::Result<()> {
     near.set_read_timeout(Some(Duration::from_millis(100)))?;
     far.set_read_timeout(Some(Duration::from_millis(100)))?;
     let cpus = network::cpus()?;
-    ensure!(cpus.len() > 1, "there is one CPU");
     let to = far.local_addr()?;
     let allowed = sched_getaffinity(Pid::from_raw(0))?;
     let (sender, thread_id) = std::sync::mpsc::channel::<Pid>();

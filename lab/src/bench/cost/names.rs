@@ -22,8 +22,8 @@ pub enum ContextNames {
         /// Names in the last report, each with its percentage of one CPU.
         last: String,
     },
-    /// The load did not run, since a program that it calls is not installed.
-    NoProgram(String),
+    /// The load did not run, since this machine has not what it needs, such as a program. The text says what.
+    Missing(String),
 }
 
 /// Time that a report covers.
@@ -41,8 +41,8 @@ pub fn names_by_load(bound: Duration) -> impl Iterator<Item = (&'static str, any
 }
 
 fn names_of(load: &CostLoad, bound: Duration) -> anyhow::Result<ContextNames> {
-    if let Err(missing) = load.check_programs() {
-        return Ok(ContextNames::NoProgram(format!("{missing:#}")));
+    if let Err(missing) = load.check() {
+        return Ok(ContextNames::Missing(format!("{missing:#}")));
     }
     let mut observer = Observer::start(Config { frequency_hz: SAMPLES_HZ, ..Config::new()? })?;
     let running = load.launch()?;
