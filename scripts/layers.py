@@ -48,11 +48,13 @@ LAYOUT = [
     ("relay/daemon", "millrace-relay-daemon", "base kernel quic moq transport daemon relay relay-discovery relay-kernel gate gate-daemon"),
     ("fanout/daemon", "millrace-fanout-daemon", "base kernel daemon fanout"),
     ("cost/daemon", "millrace-cost-daemon", "daemon cost"),
-    ("graft/daemon", "millrace-graft-daemon", "base kernel congestion daemon messages graft-proto graft-kernel graft"),
+    ("graft/tls", "millrace-graft-tls", "base daemon graft-proto graft"),
+    ("graft/tunnel", "millrace-graft-tunnel", "kernel congestion daemon graft-proto graft-kernel graft graft-tls"),
+    ("graft/daemon", "millrace-graft-daemon", "base kernel daemon messages graft-proto graft-kernel graft graft-tls graft-tunnel"),
     (
         "millrace",
         "millrace",
-        "kernel moq client daemon relay gate cost messages graft graft-proto graft-kernel "
+        "kernel moq client daemon relay gate cost messages graft graft-proto graft-kernel graft-tls graft-tunnel "
         "relay-daemon gate-daemon fanout-daemon cost-daemon graft-daemon",
     ),
     ("lab/kernel", "millrace-lab-kernel", "kernel-build kernel"),
@@ -106,7 +108,7 @@ KNOTS = {
     "millrace-graft": 14,
     "millrace-messages": 5,
     "millrace-relay-daemon": 6,
-    "millrace-graft-daemon": 13,
+    "millrace-graft-daemon": 4,
     "millrace-lab": 24,
     "millrace-study-ndpi": 3,
 }

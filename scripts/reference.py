@@ -395,7 +395,7 @@ METRICS = [
     ("Gate", "millrace_gate", ["gate/daemon/src/metrics.rs"]),
     ("Cost", "millrace_cost", ["cost/daemon/src/web/metrics.rs"]),
     ("Fan-out", "millrace_fanout", ["fanout/daemon/src/metrics.rs"]),
-    ("Grafts", "millrace_graft", ["graft/daemon/src/metrics.rs", "graft/daemon/src/carry/metrics.rs", "graft/daemon/src/select_metrics.rs"]),
+    ("Grafts", "millrace_graft", ["graft/daemon/src/metrics.rs", "graft/tunnel/src/metrics.rs", "graft/daemon/src/select_metrics.rs"]),
     ("Packet grafts", "millrace_packet_graft", ["graft/daemon/src/packet_metrics.rs"]),
 ]
 STRING = r'"(?:[^"\\]|\\.)*"'
@@ -566,7 +566,7 @@ REASONS = [
     ("Gate", ["gate/src/kernel/reason.rs"]),
     ("Fan-out", ["fanout/src/kernel/outcome.rs"]),
     ("Grafts", ["graft/kernel/src/tcp.rs"]),
-    ("Tunnelled connections", ["graft/proto/src/carry/frame.rs", "graft/kernel/src/hook.rs", "graft/daemon/src/carry/openings.rs"]),
+    ("Tunnelled connections", ["graft/proto/src/carry/frame.rs", "graft/kernel/src/hook.rs", "graft/tunnel/src/openings.rs"]),
     ("Packet grafts", ["graft/kernel/src/packet/reason.rs"]),
 ]
 # Enumerations of C whose names stand in Rust as texts, in the same order: the header, its enumeration, the part, and the file with the texts.

@@ -6,7 +6,7 @@ use std::{
     future::pending,
     io,
     net::SocketAddr,
-    os::unix::net::UnixStream,
+    os::fd::{BorrowedFd, OwnedFd},
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -124,9 +124,9 @@ pub trait Daemon: Observed {
     /// Fails if the daemon cannot continue. The daemon then ends.
     fn tick(&self) -> anyhow::Result<()>;
 
-    /// Takes one end of a connection whose other end the daemon's other part gets in the same way, if this process is a
-    /// part with a partner. An earlier connection ends when one of its ends is dropped.
-    fn linked(self: &Arc<Self>, _partner: UnixStream) {}
+    /// Takes one end of a connection whose other end the part `_name` of the daemon gets in the same way, if this
+    /// process is a part with partners. An earlier connection ends when one of its ends is dropped.
+    fn linked(self: &Arc<Self>, _name: &str, _partner: OwnedFd) {}
 
     /// Reads the settings again, and records the outcome for the status.
     fn reload(&self) -> anyhow::Result<()> {
@@ -239,7 +239,7 @@ impl DaemonFrame {
             match &asked {
                 RequestSource::By(_, socket) => match socket.serve(answerer).await {},
                 RequestSource::BySupervisor(supervisor) => {
-                    supervisor.serve(answerer, |partner| daemon.linked(partner)).await
+                    supervisor.serve(answerer, |name, partner| daemon.linked(name, partner)).await
                 }
             }
         };
@@ -280,23 +280,54 @@ impl DaemonFrame {
     }
 }
 
-/// Runs this process as one part (child process) of a daemon. If `serve` fails, the error is sent to the supervisor
-/// process.
-///
-/// # Errors
-/// Fails if the process was not started by a supervisor.
-pub async fn run_part<W>(serve: impl FnOnce(DaemonFrame) -> W) -> anyhow::Result<()>
-where
-    W: Future<Output = anyhow::Result<()>>,
-{
-    let inherited = Arc::new(Inherited::take()?);
-    let frame = DaemonFrame::inherited(inherited.clone())?;
-    if let Err(error) = serve(frame).await {
-        inherited.failed(&error);
-        // This process logs nothing: its supervisor reports the error.
-        std::process::exit(1);
+/// This process, as one part (child process) of a daemon.
+#[derive(Clone)]
+pub struct PartProcess(Arc<Inherited>);
+
+impl PartProcess {
+    /// Takes the connection to the supervisor process. Call it once, before other threads and processes are started.
+    ///
+    /// # Errors
+    /// Fails if the process was not started by a supervisor.
+    pub fn take() -> io::Result<Self> {
+        Ok(Self(Arc::new(Inherited::take()?)))
     }
-    Ok(())
+
+    /// Returns the descriptors that the daemon keeps for its parts. A second call returns none.
+    pub fn take_kept(&self) -> Vec<OwnedFd> {
+        self.0.take_kept()
+    }
+
+    /// Makes the daemon keep these descriptors for all parts that start from now on, instead of those that it has kept.
+    ///
+    /// # Errors
+    /// Fails if the supervisor does not run.
+    pub fn keep(&self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.0.keep(descriptors)
+    }
+
+    /// Returns the result of a step before [`run`](Self::run). If the step has failed, the error is sent to the
+    /// supervisor process, which reports it, and this process ends.
+    pub fn expect<T>(&self, done: anyhow::Result<T>) -> T {
+        done.unwrap_or_else(|error| {
+            self.0.failed(&error);
+            std::process::exit(1)
+        })
+    }
+
+    /// Runs this part until the supervisor or a signal ends it. If `serve` fails, the error is sent to the supervisor
+    /// process.
+    ///
+    /// # Errors
+    /// Fails if signal handlers cannot be installed.
+    pub async fn run<W>(self, serve: impl FnOnce(DaemonFrame) -> W) -> anyhow::Result<()>
+    where
+        W: Future<Output = anyhow::Result<()>>,
+    {
+        let frame = DaemonFrame::inherited(self.0.clone())?;
+        self.expect(serve(frame).await);
+        Ok(())
+    }
 }
 
 /// Returns the routes `/metrics`, `/healthz` and `/status`.

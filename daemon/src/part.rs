@@ -21,13 +21,13 @@ use std::{
     fs::File,
     io::{self, Read as _, Write as _},
     os::{
-        fd::{AsFd as _, OwnedFd},
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::{net::UnixStream, process::CommandExt as _},
     },
     path::Path,
     process::{Child, Command, Stdio},
     sync::{
-        Arc, OnceLock, Weak,
+        Arc, Weak,
         mpsc::{SyncSender, sync_channel},
     },
     thread,
@@ -123,8 +123,33 @@ pub struct SupervisedPart {
     lock: Arc<Lock>,
     shared: Mutex<PartShared>,
     changed: Condvar,
-    partner: OnceLock<Weak<Self>>,
+    partners: Mutex<Vec<(Weak<Self>, PartnerLink)>>,
+    kept: Arc<KeptDescriptors>,
+    is_keeper: bool,
 }
+
+/// The kind of a connection between two parts (child processes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartnerLink {
+    /// A stream, for requests of any length and their answers.
+    Stream,
+    /// Records, as a [`ControlEnd`] has them.
+    Records,
+}
+
+impl PartnerLink {
+    fn pair(self) -> io::Result<(OwnedFd, OwnedFd)> {
+        Ok(match self {
+            Self::Stream => UnixStream::pair().map(|(one, other)| (one.into(), other.into()))?,
+            Self::Records => ControlEnd::pair().map(|(one, other)| (one.into(), other.into()))?,
+        })
+    }
+}
+
+/// Descriptors that a supervisor keeps for its parts, so that they outlive the part that has made them. A part gets
+/// them when it starts: see [`PartProcess::take_kept`](crate::daemon::PartProcess::take_kept).
+#[derive(Default)]
+pub struct KeptDescriptors(Mutex<Vec<OwnedFd>>);
 
 /// A file lock that a supervisor and its parts (child processes) hold. A new supervisor thus waits until the parts of a
 /// killed supervisor have ended.
@@ -154,8 +179,14 @@ impl Lock {
 
 impl SupervisedPart {
     /// Makes a part (child process) of the daemon, which will run the same program as the supervisor with these
-    /// arguments.
-    pub fn new(name: &'static str, arguments: Vec<OsString>, lock: Arc<Lock>) -> Arc<Self> {
+    /// arguments. It gets the descriptors in `kept`, and may replace them if it `is_keeper`.
+    pub fn new(
+        name: &'static str,
+        arguments: Vec<OsString>,
+        lock: Arc<Lock>,
+        kept: Arc<KeptDescriptors>,
+        is_keeper: bool,
+    ) -> Arc<Self> {
         let shared = PartShared {
             state: PartState::Off,
             is_wanted: false,
@@ -166,25 +197,28 @@ impl SupervisedPart {
         };
         let shared = Mutex::new(shared);
         let changed = Condvar::new();
-        Arc::new(Self { name, arguments, lock, shared, changed, partner: OnceLock::new() })
+        let partners = Mutex::default();
+        Arc::new(Self { name, arguments, lock, shared, changed, partners, kept, is_keeper })
     }
 
     /// Makes two parts (child processes) partners. Whenever one of them is ready and the other one runs, both get an
     /// end of a new connection to each other: see [`Daemon::linked`](crate::daemon::Daemon::linked).
-    pub fn link(one: &Arc<Self>, other: &Arc<Self>) {
-        // A part has one partner at most, and later calls change nothing.
-        let _ = one.partner.set(Arc::downgrade(other));
-        let _ = other.partner.set(Arc::downgrade(one));
+    pub fn link(one: &Arc<Self>, other: &Arc<Self>, by: PartnerLink) {
+        one.partners.lock().push((Arc::downgrade(other), by));
+        other.partners.lock().push((Arc::downgrade(one), by));
     }
 
-    /// Passes a new connection to this part (child process) and to its partner, if both run.
-    fn join_partner(&self) -> io::Result<()> {
-        let partner = self.partner.get().and_then(Weak::upgrade);
-        let theirs = partner.and_then(|partner| partner.shared.lock().control.clone());
-        let (Some(own), Some(theirs)) = (self.shared.lock().control.clone(), theirs) else { return Ok(()) };
-        let (one, other) = UnixStream::pair()?;
-        own.send(&PartConnection::Partner, &[one.as_fd()])?;
-        theirs.send(&PartConnection::Partner, &[other.as_fd()])
+    /// Passes new connections to this part (child process) and to those of its partners that run.
+    fn join_partners(&self) -> io::Result<()> {
+        let Some(own) = self.shared.lock().control.clone() else { return Ok(()) };
+        for (partner, by) in self.partners.lock().iter() {
+            let Some(partner) = partner.upgrade() else { continue };
+            let Some(theirs) = partner.shared.lock().control.clone() else { continue };
+            let (one, other) = by.pair()?;
+            own.send(&PartConnection::Partner(partner.name.to_owned()), &[one.as_fd()])?;
+            theirs.send(&PartConnection::Partner(self.name.to_owned()), &[other.as_fd()])?;
+        }
+        Ok(())
     }
 
     /// Starts the part (child process) and waits until it is ready. From then on the part is restarted whenever it
@@ -331,6 +365,14 @@ impl SupervisedPart {
         drop(command);
         let control = Arc::new(control);
         {
+            let kept = self.kept.0.lock();
+            let kept: Vec<BorrowedFd<'_>> = kept.iter().map(OwnedFd::as_fd).collect();
+            if let Err(error) = control.send(&PartConnection::Kept, &kept) {
+                end(&mut child, Duration::ZERO)?;
+                return Err(error);
+            }
+        }
+        {
             let mut shared = self.shared.lock();
             (shared.state, shared.pid) = (PartState::Starting, Some(child.id()));
         }
@@ -344,8 +386,8 @@ impl SupervisedPart {
                         let mut shared = self.shared.lock();
                         (shared.state, shared.control) = (PartState::Serving, Some(control.clone()));
                     }
-                    if let Err(error) = self.join_partner() {
-                        warn!("the part {} cannot be connected to its partner: {error}", self.name);
+                    if let Err(error) = self.join_partners() {
+                        warn!("the part {} cannot be connected to its partners: {error}", self.name);
                     }
                     if let Some(first) = first.take() {
                         let _ = first.send(Ok(()));
@@ -354,6 +396,11 @@ impl SupervisedPart {
                     }
                 }
                 ControlReceived::Record(PartMessage::Failed(reason), _) => failure = Some(reason),
+                ControlReceived::Record(PartMessage::Keep, descriptors) => {
+                    if self.is_keeper {
+                        *self.kept.0.lock() = descriptors;
+                    }
+                }
                 ControlReceived::Malformed(_) => {}
                 ControlReceived::Nothing => {
                     // If poll fails, the next receive call reports the error.

@@ -3,12 +3,13 @@
 use std::{net::SocketAddr, time::Duration};
 
 use millrace_graft_proto::select::kind::{self, Expected, TrafficClass};
+use serde::{Deserialize, Serialize};
 
 use crate::SideSetting;
 
 /// A connection, tunnelled or not, that matched a rule with `select`: a model chose its congestion control, or a
 /// carrier that tunnels it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SelectedFlow {
     /// The side of the connection on which this host was: client or server.
     pub side: SideSetting,
@@ -76,7 +77,8 @@ impl SelectedFlow {
 
 /// Events of the broker (the local proxy) about TCP connections that the kernel redirected to it. The IDs of these
 /// connections never equal the socket cookies of the kernel.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum CarriedFlow {
     /// The broker has accepted a redirected connection.
     Began {

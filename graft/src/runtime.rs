@@ -5,8 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     hash::{BuildHasher as _, Hasher as _, RandomState},
     net::{IpAddr, SocketAddr},
-    path::{Path as FilePath, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    path::PathBuf,
     time::Instant,
 };
 
@@ -17,7 +16,7 @@ use millrace_graft_kernel::{
 };
 use millrace_graft_proto::{
     measure::PathReport,
-    select::kind::{Kinds, number_of},
+    select::kind::{ClassLesson, Kinds, Saw, number_of},
 };
 use millrace_kernel::clock;
 
@@ -93,8 +92,13 @@ pub struct GraftRuntime {
     carriers: BTreeMap<IpAddr, bool>,
     /// True if cgroups that rules name were added or removed, and the rules in the kernel were not updated yet.
     has_news: bool,
-    kinds: Arc<Mutex<Kinds>>,
+    kinds: Kinds,
+    /// Connections that have ended and that the tunnel broker has yet to learn of. `None` while no broker runs.
+    lessons: Option<Vec<ClassLesson>>,
 }
+
+/// Limit of ended connections that the tunnel broker has yet to learn of. It takes them ten times a second.
+const LESSONS_MAX: usize = 8192;
 
 impl GraftRuntime {
     /// Loads the grafts and rules of the settings.
@@ -102,11 +106,12 @@ impl GraftRuntime {
     /// # Errors
     /// Fails if a graft or a rule of the settings cannot be used. In that case nothing is left in the kernel.
     pub fn start(settings: Settings) -> Result<Self, Error> {
-        Self::start_after(settings, None, false)
+        Self::start_after(settings, None, false, None)
     }
 
     /// Replaces an earlier runtime that has left its links in `pins`. With `persist`, the links of this runtime stay
-    /// when it ends for any reason.
+    /// when it ends for any reason. `shared` has the maps of the earlier runtime's choices, if the hooks of a tunnel
+    /// broker still use them.
     ///
     /// # Errors
     /// Fails as [`start`](Self::start) does, or if links cannot be pinned in `pins`.
@@ -114,14 +119,15 @@ impl GraftRuntime {
         settings: Settings,
         pins: Option<&PinDirectory>,
         persist: bool,
+        shared: Option<&SelectionMaps>,
     ) -> Result<Self, Error> {
         let kept = pins.filter(|_| persist);
         kept.map_or(Ok(()), PinDirectory::create)?;
         let pool = GraftPool::read(&settings.pool, &settings.trusted_keys)?;
-        let cgroup = settings.cgroup.clone().or_else(root_cgroup).ok_or_else(|| {
-            Error::Settings("cgroup is missing: no cgroup of version 2 is mounted here".to_owned())
-        })?;
-        let mut tcp = Tcp::load()?;
+        let cgroup = settings.top_cgroup()?;
+        let mut tcp = Tcp::load(shared)?;
+        // The maps may have the choices of the earlier runtime, with its serial numbers.
+        tcp.forget_choices()?;
         let sockets = SocketPrograms::load()?;
         let mut loaded = BTreeMap::new();
         for (name, values) in present(&settings, &pool) {
@@ -163,32 +169,14 @@ impl GraftRuntime {
             selection: RuntimeSelection::new(&plain()),
             carriers: BTreeMap::new(),
             has_news: false,
-            kinds: Arc::default(),
+            kinds: Kinds::default(),
+            lessons: None,
         })
     }
 
     /// Applies new settings completely or not at all: all steps that can fail come before the first change.
     pub fn apply(&mut self, settings: Settings) -> Result<(), Error> {
-        let cgroup = settings.cgroup.clone().or_else(root_cgroup);
-        if cgroup.as_ref() != Some(&self.cgroup) {
-            return Err(Error::Settings("cgroup cannot change while the daemon runs".to_owned()));
-        }
-        // Changed settings of [carry] would reset the tunnelled connections.
-        if let (Some(old), Some(new)) = (&self.settings.carry, &settings.carry)
-            && old != new
-        {
-            return Err(Error::Settings(
-                "[carry] cannot change while the daemon runs: restart the daemon".to_owned(),
-            ));
-        }
-        if self.settings.carry.is_some()
-            && settings.carry.is_some()
-            && self.settings.gateway != settings.gateway
-        {
-            return Err(Error::Settings(
-                "[gateway] cannot change while the daemon runs: restart the daemon".to_owned(),
-            ));
-        }
+        self.settings.can_become(&settings)?;
         let pool = GraftPool::read(&settings.pool, &settings.trusted_keys)?;
         check_known(&settings, &pool)?;
         let needed = present(&settings, &pool);
@@ -341,7 +329,11 @@ impl GraftRuntime {
                 peers.insert(peer);
             }
             if let Some(flow) = self.selection.note(&event, &self.settings) {
-                lock(&self.kinds).note(flow.kind(), number_of(flow.remote.ip()), flow.passed());
+                let peer = number_of(flow.remote.ip());
+                self.kinds.note(flow.kind(), peer, flow.passed());
+                if let Some(lessons) = self.lessons.as_mut().filter(|lessons| lessons.len() < LESSONS_MAX) {
+                    lessons.push(ClassLesson { kind: flow.kind(), seen: Saw::Flow(peer, flow.passed()) });
+                }
             }
         }
         Ok(peers)
@@ -365,12 +357,11 @@ impl GraftRuntime {
         // Any process may load or unload congestion controls, so their list is read each time.
         let there = std::fs::read_to_string(CONTROLS).unwrap_or_default();
         let tcp = &self.tcp;
-        let kinds = lock(&self.kinds);
         let world = SelectionWorld {
             settings: &self.settings,
             controls: &|control| there.split_whitespace().any(|known| known == control),
             carriers: &self.carriers,
-            kinds: &kinds,
+            kinds: &self.kinds,
             chance: &chance,
             is_granted: &|peer, rule| tcp.is_granted(peer, rule).unwrap_or(true),
         };
@@ -393,9 +384,23 @@ impl GraftRuntime {
         all.into_iter().for_each(|carried| self.selection.note_carried(carried, &self.settings));
     }
 
-    /// Forgets all redirected connections, because the broker has ended.
+    /// Forgets all redirected connections and all carriers, because the broker has ended.
     pub fn forget_carried(&mut self) {
         self.selection.forget_carried();
+        self.carriers.clear();
+        self.lessons = None;
+    }
+
+    /// Returns connections that have ended, from which the broker learns how new ones will be used: with `is_first` all
+    /// that are remembered, and otherwise those that have ended since the last call.
+    pub fn take_lessons(&mut self, is_first: bool) -> Vec<ClassLesson> {
+        let latest = self.lessons.replace(Vec::new()).unwrap_or_default();
+        if is_first { self.kinds.lessons() } else { latest }
+    }
+
+    /// Learns how new connections will be used, from redirected connections that have ended.
+    pub fn teach(&mut self, lessons: Vec<ClassLesson>) {
+        lessons.into_iter().for_each(|lesson| self.kinds.teach(lesson));
     }
 
     /// Sets the peers with a broker, and whether a carrier to each is ready ("warm").
@@ -403,7 +408,7 @@ impl GraftRuntime {
         self.carriers = carriers;
     }
 
-    /// Returns the kernel's maps with the model's choices, which the broker's hooks use, too.
+    /// Returns the kernel's maps with the model's choices, which the hooks of a broker use, too.
     pub fn share(&mut self) -> Result<SelectionMaps, Error> {
         Ok(self.tcp.share()?)
     }
@@ -420,14 +425,14 @@ impl GraftRuntime {
 
     /// Returns everything that this runtime has learned about connections.
     pub fn learned(&self) -> Learned {
-        let mut learned = Learned::from_kinds(&lock(&self.kinds), &self.settings);
+        let mut learned = Learned::from_kinds(&self.kinds, &self.settings);
         self.selection.remember(&mut learned);
         learned
     }
 
     /// Restores what an earlier runtime has learned, as far as it is valid under these settings.
     pub fn recall(&mut self, learned: &Learned) {
-        learned.teach(&mut lock(&self.kinds), &self.settings);
+        learned.teach(&mut self.kinds, &self.settings);
         self.selection.recall(learned, &self.settings);
     }
 
@@ -436,27 +441,20 @@ impl GraftRuntime {
         self.monitor.note_probe(peer, report, clock::monotonic_ns() / 1_000_000_000);
     }
 
-    /// Returns the statistics of past connections, to which the broker adds each tunnelled connection when it ends.
-    pub fn kinds(&self) -> Arc<Mutex<Kinds>> {
-        self.kinds.clone()
-    }
-
     /// Returns the known traffic classes (role, port, command and cgroup of connections) with their predicted purposes,
     /// the latest first.
     fn all_purposes(&self) -> Vec<status::PurposeStatus> {
-        let kinds = lock(&self.kinds);
-        let of = |kind| status::PurposeStatus::from_kind(kind, &self.settings.expected(kind, &kinds));
-        kinds.iter().map(of).collect()
+        let of = |kind| status::PurposeStatus::from_kind(kind, &self.settings.expected(kind, &self.kinds));
+        self.kinds.iter().map(of).collect()
     }
 
     /// Returns the predicted purposes (traffic profile and size) of connections with a peer, by rule.
     fn purposes(&self, peer: IpAddr) -> Vec<status::PurposeStatus> {
-        let kinds = lock(&self.kinds);
         let is_for = |rule: &&RuleSetting| rule.peers.iter().any(|prefix| kernel::covers(*prefix, peer));
         let matters = |rule: &&RuleSetting| rule.select.is_some() || rule.tier != settings::Tier::InPlace;
         let rules = self.settings.rules.iter().filter(is_for).filter(matters);
         rules
-            .map(|rule| status::PurposeStatus::from_rule(rule, &self.settings.expected_of(rule, &kinds)))
+            .map(|rule| status::PurposeStatus::from_rule(rule, &self.settings.expected_of(rule, &self.kinds)))
             .collect()
     }
 
@@ -488,11 +486,6 @@ impl GraftRuntime {
     /// Returns the settings in force.
     pub fn settings(&self) -> &Settings {
         &self.settings
-    }
-
-    /// Returns the cgroup to whose sockets the rules apply.
-    pub fn cgroup(&self) -> &FilePath {
-        &self.cgroup
     }
 
     /// Returns the paths to peers that were measured.
@@ -783,11 +776,6 @@ fn reason(outcome: TcpOutcome) -> &'static str {
     }
 }
 
-/// Locks the statistics of past connections. The counts are consistent even if another holder of the lock has panicked.
-fn lock(kinds: &Mutex<Kinds>) -> MutexGuard<'_, Kinds> {
-    kinds.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Returns the host's default congestion control.
 fn plain() -> String {
     std::fs::read_to_string(DEFAULT_CONTROL)
@@ -803,12 +791,4 @@ fn chance() -> f64 {
 
 fn now_s() -> u64 {
     clock::monotonic_ns() / 1_000_000_000
-}
-
-/// Returns the directory where cgroup version 2 is mounted.
-fn root_cgroup() -> Option<PathBuf> {
-    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
-    let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    let found = fields.find(|fields| fields.get(2) == Some(&"cgroup2"))?;
-    found.get(1).map(|path| FilePath::new(path).to_owned())
 }

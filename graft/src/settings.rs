@@ -272,6 +272,16 @@ impl DaemonSettings {
         self.sessions.ok_or_else(|| Error::Settings("the settings have no [sessions]".to_owned()))
     }
 
+    /// Reports whether sessions need connections to the daemons of peers.
+    pub fn wants_peers(&self) -> bool {
+        self.sessions.as_ref().is_some_and(|sessions| !sessions.peers.is_empty())
+    }
+
+    /// Reports whether the settings tunnel connections.
+    pub fn wants_tunnel(&self) -> bool {
+        self.in_place.carry.is_some()
+    }
+
     /// Reports whether the file has settings for the part for TCP. An empty file counts, too, since commands can load
     /// grafts into that part.
     pub fn wants_in_place(&self) -> bool {
@@ -634,9 +644,40 @@ impl Settings {
         clients.chain(server).collect()
     }
 
+    /// Returns the cgroup to whose sockets all rules apply: by default, the one at the top.
+    ///
+    /// # Errors
+    /// No cgroup of version 2 is mounted here.
+    pub fn top_cgroup(&self) -> Result<PathBuf, Error> {
+        self.cgroup.clone().or_else(root_cgroup).ok_or_else(|| {
+            Error::Settings("cgroup is missing: no cgroup of version 2 is mounted here".to_owned())
+        })
+    }
+
+    /// Checks that a running daemon with these settings can change to the settings `new`.
+    ///
+    /// # Errors
+    /// A setting has changed that cannot change while the daemon runs.
+    pub fn can_become(&self, new: &Self) -> Result<(), Error> {
+        let fixed = |what: &str| {
+            let why = format!("{what} cannot change while the daemon runs: restart the daemon");
+            Err(Error::Settings(why))
+        };
+        if self.top_cgroup()? != new.top_cgroup()? {
+            return fixed("cgroup");
+        }
+        // Changed settings of [carry] would reset the tunnelled connections.
+        let carry = self.carry.as_ref().zip(new.carry.as_ref());
+        match carry {
+            Some((old, new)) if old != new => fixed("[carry]"),
+            Some(_) if self.gateway != new.gateway => fixed("[gateway]"),
+            _ => Ok(()),
+        }
+    }
+
     /// Checks which cgroups of rules exist. Returns whether any was added or removed, after which the rules in the
     /// kernel have to be updated.
-    pub(crate) fn follow_cgroups(&self) -> bool {
+    pub fn follow_cgroups(&self) -> bool {
         self.rules.iter().fold(false, |is_new, rule| rule.process.follow() | is_new)
     }
 
@@ -689,6 +730,14 @@ impl Settings {
         needed.extend(self.load.iter().map(|load| (load.graft.clone(), load.parameters.clone())));
         needed
     }
+}
+
+/// Returns the directory where cgroup version 2 is mounted.
+fn root_cgroup() -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+    let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let found = fields.find(|fields| fields.get(2) == Some(&"cgroup2"))?;
+    found.get(1).map(|path| Path::new(path).to_owned())
 }
 
 /// Returns the key of a rule in the kernel's map of congestion controls and carriers that the model chose. 0 stands for

@@ -52,6 +52,7 @@
 #![warn(clippy::undocumented_unsafe_blocks)]
 
 pub mod barrier;
+pub mod checksum;
 pub mod clock;
 pub mod crypto;
 pub mod energy;

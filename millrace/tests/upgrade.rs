@@ -489,7 +489,7 @@ impl KernelSite {
         let node = lab.node("relay").unwrap();
         let devices: Vec<_> = node.interfaces().iter().map(|interface| interface.device.as_str()).collect();
         let settings = format!(
-            "relay --public --engine=kernel --gate=on --interface={} --listen=0.0.0.0:4443 --http={KERNEL_HTTP} --http-token-file=off --drain-timeout=60s --tls-cert={1}/cert.pem --tls-key={1}/key.pem",
+            "relay --public --engine=kernel --gate=on --interface={} --listen=0.0.0.0:4443 --http={KERNEL_HTTP} --http-token-file=off --drain-timeout=60s --max-delay=off --tls-cert={1}/cert.pem --tls-key={1}/key.pem",
             devices.join(","),
             dir.path().display(),
         );

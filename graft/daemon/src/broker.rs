@@ -27,6 +27,7 @@ mod ending;
 mod line;
 mod on_message;
 mod opening;
+mod peer_link;
 mod peer_message;
 mod places;
 mod pooled_socket;
@@ -38,7 +39,10 @@ use std::{
     collections::BTreeMap,
     io,
     path::Path,
-    sync::mpsc::{Receiver, sync_channel},
+    sync::{
+        Arc,
+        mpsc::{Receiver, sync_channel},
+    },
     time::{Duration, Instant},
 };
 
@@ -56,11 +60,14 @@ use self::{
     client::ClientConnection,
     client_listener::{ClientArrival, ClientListener, ClientProcess},
     client_session::{ClientSession, SILENCE},
-    connection::PeerLinks,
-    peer_message::{PeerEvent, PeerMessage},
     places::ClientPlaces,
     pooled_socket::PooledSocket,
     watchdog::SealWatchdog,
+};
+pub(crate) use self::{
+    connection::PeerLinks,
+    peer_link::{FIGURES, FromPeer, KnownPeers, ToPeer, receive},
+    peer_message::{PeerEvent, PeerMessage},
 };
 
 /// Interval at which the quality of open sessions is checked against the requirements of their applications.
@@ -86,8 +93,8 @@ pub struct SessionBroker {
     next_client: u64,
     peers: Vec<PeerSetting>,
     host_key: Option<HostKey>,
-    /// Connections to the daemons of the peers, in the order of `peers`.
-    links: PeerLinks,
+    /// The daemons of the peers, in the order of `peers`.
+    links: Arc<KnownPeers>,
     /// Pooled sockets of all peers, by the addresses of their sessions.
     sockets: BTreeMap<SessionEnds, PooledSocket>,
     /// Sessions by session ID, a random number that both ends know.
@@ -109,7 +116,7 @@ pub struct SessionBroker {
 }
 
 impl SessionBroker {
-    /// Binds the pools and starts to connect to the peers' daemons. Returns `None` if the settings have no peers.
+    /// Binds the pools. Returns `None` if the settings have no peers.
     ///
     /// # Errors
     /// A port of a pool is in use, or its address is not this host's.
@@ -118,7 +125,8 @@ impl SessionBroker {
             return Ok(None);
         }
         let (heard, events) = sync_channel(EVENTS);
-        let links = PeerLinks::start(settings, &heard)?;
+        let names = settings.peers.iter().map(|peer| peer.name.clone()).collect();
+        let links = Arc::new(KnownPeers::new(names, heard));
         let mut sockets = BTreeMap::new();
         for peer in &settings.peers {
             let taken =
@@ -159,19 +167,12 @@ impl SessionBroker {
     /// The error names the settings that cannot change while the daemon runs.
     pub fn check(broker: Option<&Self>, settings: &Settings) -> Result<(), String> {
         let known = broker.map_or(&[][..], |broker| &broker.peers);
-        let pool = |peer: &PeerSetting| {
-            let PeerSetting { name, trust, daemons, ends, cipher, .. } = peer.clone();
-            (name, trust, daemons, ends, cipher)
-        };
-        let is_same_host = broker.is_none_or(|broker| broker.host_key == settings.host_key);
-        match known.iter().map(pool).eq(settings.peers.iter().map(pool)) {
-            true if is_same_host => Ok(()),
-            true => Err("[agreement] cannot change while the daemon runs".to_owned()),
-            false => {
-                Err("peers, their keys, addresses, ports and ciphers cannot change while the daemon runs"
-                    .to_owned())
-            }
-        }
+        check_peers(known, broker.map(|broker| &broker.host_key), settings)
+    }
+
+    /// Returns the daemons of the peers, which the worker process that connects to them reports.
+    pub(crate) fn links(&self) -> Arc<KnownPeers> {
+        self.links.clone()
     }
 
     /// Applies changed users, limits and grafts of the settings to requests from now on.
@@ -226,20 +227,20 @@ impl SessionBroker {
 
     /// Returns the status of each peer, in the order of the settings.
     pub fn status(&self) -> Vec<PeerStatus> {
-        let each = self.peers.iter().zip(&self.links.daemons).enumerate().map(|(at, (peer, daemon))| {
-            let path = daemon.path();
+        let each = self.peers.iter().enumerate().map(|(at, peer)| {
+            let path = self.links.path(at);
             PeerStatus {
                 name: peer.name.clone(),
                 remote: peer.daemons.remote.ip().to_string(),
-                is_there: daemon.silence() < SILENCE,
-                trouble: daemon.trouble(),
+                is_there: self.links.is_there(at, SILENCE),
+                trouble: self.links.trouble(at),
                 round_trip_us: path
                     .round_trip
                     .map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
                 loss_percent: path.loss.map(|loss| loss * 100.0),
                 pooled_sockets: peer.pooled_sockets().count(),
                 lent: self.sessions.values().filter(|session| session.peer == at).count(),
-                opened: daemon.opened,
+                opened: self.links.opened(at),
             }
         });
         each.collect()
@@ -301,6 +302,30 @@ impl SessionBroker {
         self.next_client += 1;
         self.clients.insert(self.next_client, client);
         self.next_client
+    }
+}
+
+/// Checks that new settings leave the peers as they are, and this host's key.
+///
+/// # Errors
+/// The error names the settings that cannot change while the daemon runs.
+pub(crate) fn check_peers(
+    known: &[PeerSetting],
+    host_key: Option<&Option<HostKey>>,
+    settings: &Settings,
+) -> Result<(), String> {
+    let pool = |peer: &PeerSetting| {
+        let PeerSetting { name, trust, daemons, ends, cipher, .. } = peer.clone();
+        (name, trust, daemons, ends, cipher)
+    };
+    let is_same_host = host_key.is_none_or(|host_key| *host_key == settings.host_key);
+    match known.iter().map(pool).eq(settings.peers.iter().map(pool)) {
+        true if is_same_host => Ok(()),
+        true => Err("[agreement] cannot change while the daemon runs".to_owned()),
+        false => {
+            Err("peers, their keys, addresses, ports and ciphers cannot change while the daemon runs"
+                .to_owned())
+        }
     }
 }
 

@@ -22,12 +22,16 @@ pub const DEFAULT_SOCKET: &str = "/run/millrace/graft.sock";
 /// Name by which error messages refer to the daemon.
 pub const WHO: &str = "daemon of grafts";
 
-/// Name of the daemon's worker process for TCP: rules for sockets, and tunnelled connections.
+/// Name of the daemon's worker process for rules for TCP sockets.
 pub const GRAFTS: &str = "grafts";
-/// Name of the daemon's worker process that negotiates agreements with peers. It cannot load BPF programs.
+/// Name of the daemon's worker process that negotiates agreements with peers. It cannot use BPF.
+pub const AGREEMENTS: &str = "agreements";
+/// Name of the daemon's worker process that tunnels TCP connections. It cannot load BPF programs while it runs.
 pub const TUNNEL: &str = "tunnel";
 /// Name of the daemon's worker process for packet functions on UDP datagrams.
 pub const SESSIONS: &str = "sessions";
+/// Name of the daemon's worker process that connects to the daemons of peers about sessions. It cannot use BPF.
+pub const PEERS: &str = "peers";
 
 /// A request to the graft daemon. A request without a documented answer is answered by success or an error.
 #[derive(Debug, Serialize, Deserialize)]

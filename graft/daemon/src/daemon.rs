@@ -5,25 +5,36 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicUsize},
+    thread,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use millrace_daemon::{
-    daemon::{Observed, Reloads},
+    daemon::{Observed, PartProcess, Reloads},
     log,
 };
 use millrace_graft::{
-    GraftRuntime, Learned, SideSetting,
+    GraftRuntime, Learned,
     settings::{AgreementSettings, DaemonSettings},
     status::{self, GraftConnectionStatus, PeerExplanation, Status},
 };
-use millrace_graft_kernel::{PinDirectory, gateway, hook::RedirectRule, remove_leftovers};
+use millrace_graft_kernel::{PinDirectory, SelectionMaps, gateway, remove_leftovers};
+use millrace_graft_proto::select::kind::ClassLesson;
+use millrace_graft_tls::Tls;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::{carry::TunnelBroker, metrics, tls::Tls};
+use super::{
+    metrics,
+    tunnel_link::{REPORT, TunnelReport},
+};
+
+/// Reports of tunnelled connections for which the answer to a question about an unknown connection waits.
+const REPORTS_AWAITED: u32 = 3;
+/// Time without a report after which no carrier counts as ready. There is a report each second.
+const SILENT: Duration = Duration::from_secs(3);
 
 /// Arguments with which the worker process for TCP starts.
 pub struct GraftSetup {
@@ -37,30 +48,33 @@ pub struct GraftSetup {
     pub pins: Option<PathBuf>,
 }
 
-/// The worker process for TCP: the runtime of grafts, the tunnel broker, and the settings.
+/// The worker process for TCP: the runtime of grafts, and the settings.
 ///
-/// [`Self::start`] loads the grafts and rules of the settings, and [`Self::follow_carry`] starts the tunnel broker.
-/// From then on, the process calls [`Self::tick`] about once a second, [`Self::learn`] ten times a second and
-/// [`Self::keep`] once a minute. [`Self::read_settings`] replaces the runtime's settings. The tasks that watch
-/// [`Self::changes`] then call [`Self::follow_carry`], so that the broker follows the runtime. A task that needs both
-/// locks takes the broker's before the runtime's.
+/// [`Self::start`] loads the grafts and rules of the settings. From then on, the process calls [`Self::tick`] about once
+/// a second, [`Self::learn`] ten times a second and [`Self::keep`] once a minute. [`Self::read_settings`] replaces the
+/// runtime's settings. A task that needs two locks takes that of the reports before the runtime's.
 pub struct GraftDaemon {
     config: PathBuf,
     interfaces: Vec<String>,
     runtime: Mutex<GraftRuntime>,
     /// Results of reading the settings, for the status.
     pub reloads: Reloads,
-    /// Channel that sends the runtime's revision, so that tasks learn of changed rules.
-    changes: watch::Sender<u64>,
     /// Number of connections to the process that negotiates agreements.
     pub links: Arc<AtomicUsize>,
-    broker: Mutex<Option<TunnelBroker>>,
-    /// Reason why the broker does not run although the settings have [carry].
-    no_broker: Mutex<Option<String>>,
+    reports: Mutex<TunnelReports>,
     /// The model that chooses congestion controls, as it was last written to its file, with the file's path.
     kept: Mutex<Option<(PathBuf, Learned)>>,
     /// Reason why the learned model could not be read from or written to its file.
     not_kept: Mutex<Option<String>>,
+}
+
+/// The reports of the process that tunnels connections.
+#[derive(Default)]
+struct TunnelReports {
+    /// Number of the connection over which the latest process reports.
+    number: u64,
+    /// Time of the latest report.
+    latest: Option<Instant>,
 }
 
 /// Durations of the three steps of loading a graft (open the object file, load it into the kernel, attach it), in
@@ -91,7 +105,7 @@ pub struct SwapAnswer {
 impl GraftDaemon {
     /// Starts the daemon. The control socket must be open already, since only one daemon can open it. Grafts in the
     /// kernel are then leftovers of an ended process and may be removed.
-    pub fn start(setup: &GraftSetup) -> anyhow::Result<Self> {
+    pub fn start(setup: &GraftSetup, part: &PartProcess) -> anyhow::Result<Self> {
         // Kernels before 6.4 keep the congestion controls of a killed process.
         match remove_leftovers()? {
             0 => {}
@@ -104,17 +118,17 @@ impl GraftDaemon {
         }
         let settings = usable(&setup.config, &setup.interfaces)?.in_place;
         let pins = setup.pins.as_deref().map(PinDirectory::at);
-        let runtime = GraftRuntime::start_after(settings, pins.as_ref(), setup.persist)?;
-        let (changes, _) = watch::channel(runtime.revision());
+        let shared = SelectionMaps::from_descriptors(part.take_kept());
+        let mut runtime = GraftRuntime::start_after(settings, pins.as_ref(), setup.persist, shared.as_ref())?;
+        // The process that tunnels connections gets these maps, and so does the process that follows this one.
+        part.keep(&runtime.share()?.descriptors())?;
         let daemon = Self {
             config: setup.config.clone(),
             interfaces: setup.interfaces.clone(),
             runtime: Mutex::new(runtime),
             reloads: Reloads::default(),
-            changes,
             links: Arc::default(),
-            broker: Mutex::default(),
-            no_broker: Mutex::default(),
+            reports: Mutex::default(),
             kept: Mutex::default(),
             not_kept: Mutex::default(),
         };
@@ -129,70 +143,54 @@ impl GraftDaemon {
         tokio::task::block_in_place(|| work(&mut self.runtime.lock()))
     }
 
-    /// Returns the runtime's revision as a value that tasks can watch.
-    pub fn changes(&self) -> watch::Receiver<u64> {
-        self.changes.subscribe()
-    }
-
     /// Returns the settings of agreements with peers, or `None` if there are none.
     pub fn agreement(&self) -> Option<AgreementSettings> {
         self.runtime.lock().agreement().cloned()
     }
 
-    /// Starts, updates or ends the broker of tunnelled connections according to the settings. Must be called inside of
-    /// a tokio runtime.
-    pub fn follow_carry(&self) -> anyhow::Result<()> {
-        let (settings, cgroup, shared, kinds) = {
-            let mut runtime = self.runtime.lock();
-            let shared = runtime.share()?;
-            let kinds = runtime.kinds();
-            (runtime.settings().clone(), runtime.cgroup().to_owned(), shared, kinds)
-        };
-        // Lock order: the broker before the runtime. The runtime's lock was released above.
-        let mut broker = self.broker.lock();
-        let done = match &*broker {
-            Some(running) if settings.carry.is_some() => running.apply(&settings),
-            _ => {
-                // The old broker must have ended before a new one binds its ports.
-                *broker = None;
-                self.runtime.lock().forget_carried();
-                TunnelBroker::start(&settings, &cgroup, &shared, kinds).map(|started| *broker = started)
-            }
-        };
-        *self.no_broker.lock() = done.as_ref().err().map(|error| format!("nothing is carried: {error:#}"));
-        done
-    }
-
-    /// Adds redirection rules for the processes of a cgroup, until the cgroup is removed or empty.
-    ///
-    /// # Errors
-    /// No tunnel broker runs, or the kernel rejects the hook.
-    pub fn hook(&self, cgroup: &Path, side: SideSetting, rules: Vec<RedirectRule>) -> anyhow::Result<()> {
-        match &*self.broker.lock() {
-            Some(broker) => broker.hook(cgroup, side, rules),
-            None => bail!("this daemon carries nothing: its settings have no [carry]"),
-        }
-    }
-
     /// Reads the results of connections that have ended, and updates the model that chooses congestion controls for new
     /// connections.
     pub fn learn(&self) {
-        if !self.runtime.lock().selects() {
+        let mut runtime = self.runtime.lock();
+        if !runtime.selects() {
             return;
         }
-        self.hear_broker();
-        if let Err(error) = self.runtime.lock().learn() {
+        if let Err(error) = runtime.learn() {
             warn!("cannot update the selection model from results of connections: {error}");
         }
     }
 
-    /// Passes the broker's events to the runtime. Both locks are held, so that the runtime gets the events in order.
-    fn hear_broker(&self) {
-        let broker = self.broker.lock();
+    /// Begins to take reports of tunnelled connections. Returns a number for [`Self::end_reports`].
+    pub fn begin_reports(&self) -> u64 {
+        let mut reports = self.reports.lock();
+        reports.number += 1;
+        reports.number
+    }
+
+    /// Takes a report of tunnelled connections. Returns connections without a tunnel that have ended.
+    pub fn note_report(&self, report: TunnelReport) -> Vec<ClassLesson> {
+        self.reports.lock().latest = Some(Instant::now());
         let mut runtime = self.runtime.lock();
-        let (flows, warmth) = broker.as_ref().map(|it| (it.take_flows(), it.warmth())).unwrap_or_default();
-        runtime.set_carriers(warmth);
-        runtime.note_carried(flows);
+        runtime.set_carriers(report.carriers);
+        runtime.note_carried(report.flows);
+        runtime.teach(report.lessons);
+        runtime.take_lessons(report.is_first)
+    }
+
+    /// Forgets all tunnelled connections, since the process that tunnels them has ended, unless another one reports.
+    pub fn end_reports(&self, number: u64) {
+        let reports = self.reports.lock();
+        if reports.number == number {
+            self.runtime.lock().forget_carried();
+        }
+    }
+
+    /// Takes no carrier for ready if the process that tunnels connections has not reported for some seconds.
+    fn check_reports(&self) {
+        let reports = self.reports.lock();
+        if reports.latest.is_some_and(|at| at.elapsed() > SILENT) {
+            self.runtime.lock().set_carriers(BTreeMap::new());
+        }
     }
 
     /// Returns why a TCP connection uses its congestion control or carrier. `ends` are its two addresses, in any order.
@@ -200,8 +198,15 @@ impl GraftDaemon {
     /// # Errors
     /// The connection is unknown, or the kernel's records cannot be read.
     pub fn explain_connection(&self, ends: [SocketAddr; 2]) -> anyhow::Result<GraftConnectionStatus> {
-        self.hear_broker();
-        let found = self.runtime.lock().explain_connection(ends)?;
+        let mut found = self.runtime.lock().explain_connection(ends)?;
+        // A tunnelled connection that has just begun is in the next report.
+        for _ in 0..REPORTS_AWAITED {
+            if found.is_some() || self.reports.lock().latest.is_none() {
+                break;
+            }
+            thread::sleep(REPORT);
+            found = self.runtime.lock().explain_connection(ends)?;
+        }
         let [local, remote] = ends;
         found.with_context(|| {
             format!(
@@ -210,23 +215,11 @@ impl GraftDaemon {
         })
     }
 
-    /// Does the periodic work of the runtime and the tunnel broker, about once a second.
+    /// Does the periodic work of the runtime, about once a second.
     pub fn tick(&self) {
-        self.hear_broker();
-        let mut runtime = self.runtime.lock();
-        if let Err(error) = runtime.tick() {
+        self.check_reports();
+        if let Err(error) = self.runtime.lock().tick() {
             warn!("cannot read the sockets of this host: {error}");
-        }
-        // Adding or removing a cgroup that a rule names changes the revision, since agreements cover the rules for
-        // existing cgroups.
-        let revision = runtime.revision();
-        // Tasks that watch the runtime's revision wake up only if the revision has changed.
-        self.changes.send_if_modified(|known| std::mem::replace(known, revision) != revision);
-        let rules = runtime.settings().redirect_rules();
-        // The lock order is the broker before the runtime, so the runtime's lock is released first.
-        drop(runtime);
-        if let Some(broker) = &*self.broker.lock() {
-            broker.tick(rules);
         }
     }
 
@@ -273,9 +266,7 @@ impl GraftDaemon {
     pub fn read_settings(&self) -> anyhow::Result<()> {
         let mut runtime = self.runtime.lock();
         let settings = usable(&self.config, &self.interfaces);
-        let done = settings.and_then(|settings| Ok(runtime.apply(settings.in_place)?));
-        self.changes.send_replace(runtime.revision());
-        done?;
+        settings.and_then(|settings| Ok(runtime.apply(settings.in_place)?))?;
         info!("the new settings are in force");
         Ok(())
     }
@@ -284,7 +275,7 @@ impl GraftDaemon {
     pub fn load(&self, graft: &str, parameters: BTreeMap<String, u64>) -> anyhow::Result<LoadTimes> {
         let timing = self.runtime.lock().load(graft, parameters)?;
         info!(graft, "the graft was loaded");
-        let us = |time: std::time::Duration| time.as_micros().try_into().unwrap_or(u64::MAX);
+        let us = |time: Duration| time.as_micros().try_into().unwrap_or(u64::MAX);
         Ok(LoadTimes { open_us: us(timing.open), load_us: us(timing.load), attach_us: us(timing.attach) })
     }
 
@@ -303,10 +294,7 @@ impl GraftDaemon {
         to: &str,
         parameters: BTreeMap<String, u64>,
     ) -> anyhow::Result<SwapAnswer> {
-        let mut runtime = self.runtime.lock();
-        let done = runtime.swap(from, to, parameters)?;
-        self.changes.send_replace(runtime.revision());
-        drop(runtime);
+        let done = self.runtime.lock().swap(from, to, parameters)?;
         info!(from, to, connections = done.changed.connections, "connections were moved to another graft");
         Ok(SwapAnswer {
             connections: done.changed.connections,
@@ -319,17 +307,13 @@ impl GraftDaemon {
     /// Returns the problems that need the operator's attention.
     pub fn trouble(&self) -> Vec<String> {
         let mut trouble = self.runtime.lock().trouble();
-        trouble.extend(self.no_broker.lock().clone());
         trouble.extend(self.not_kept.lock().clone());
-        trouble.extend(self.broker.lock().as_ref().and_then(TunnelBroker::trouble));
         trouble
     }
 
-    /// Explains which graft and which carrier the TCP connections with a peer use, and why.
+    /// Explains which graft the TCP connections with a peer use, and why.
     pub fn explain_peer(&self, peer: IpAddr) -> anyhow::Result<PeerExplanation> {
-        let why = self.runtime.lock().explain_peer(peer)?;
-        let carrier = self.broker.lock().as_ref().and_then(|broker| broker.carrier_to(peer));
-        Ok(PeerExplanation { carrier, ..why })
+        Ok(self.runtime.lock().explain_peer(peer)?)
     }
 
     /// Returns the measured paths to peers.
@@ -342,10 +326,8 @@ impl Observed for GraftDaemon {
     type Status = Status;
 
     fn status(&self) -> anyhow::Result<Status> {
-        self.hear_broker();
         let status = self.runtime.lock().status()?;
-        let carry = self.broker.lock().as_ref().map(TunnelBroker::status);
-        Ok(Status { trouble: self.trouble(), log_lines_dropped: log::dropped(), carry, ..status })
+        Ok(Status { trouble: self.trouble(), log_lines_dropped: log::dropped(), ..status })
     }
 
     fn metrics(&self) -> anyhow::Result<String> {

@@ -3,9 +3,9 @@
 #![deny(missing_docs)]
 
 mod agreement;
+pub mod agreements;
 pub mod broker;
-mod callers;
-pub mod carry;
+pub mod confine;
 pub mod control;
 pub mod daemon;
 mod link;
@@ -13,6 +13,7 @@ mod link_server;
 mod metrics;
 mod packet_metrics;
 pub mod packets;
+pub mod peers;
 pub mod probe;
 mod select_metrics;
 mod select_text;
@@ -20,5 +21,6 @@ pub mod serve;
 mod sockets;
 pub mod supervisor;
 pub mod text;
-pub mod tls;
 pub mod tunnel;
+mod tunnel_link;
+mod tunnel_server;

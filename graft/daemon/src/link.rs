@@ -1,7 +1,7 @@
-//! The connection between the two worker processes for TCP: `tunnel`, which parses what peers send and holds no
+//! The connection between two worker processes for TCP: `agreements`, which parses what peers send and holds no
 //! privilege for BPF, and `grafts`, which holds the BPF programs and parses nothing of a peer.
 //!
-//! `tunnel` sends requests, one after the other, and `grafts` answers each. `grafts` trusts no request: the peer has to
+//! `agreements` sends requests, one after the other, and `grafts` answers each. `grafts` trusts no request: the peer has to
 //! be one of the settings, the rules are those of its own settings, and texts, lists and the rate of requests are
 //! bounded.
 
@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use tokio::task::block_in_place;
 use tracing::warn;
 
-/// A request of the worker process `tunnel` to the worker process `grafts`. A request without a documented answer is
+/// A request of the worker process `agreements` to the worker process `grafts`. A request without a documented answer is
 /// answered by success or an error.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
@@ -118,7 +118,7 @@ pub enum LinkAnswer {
     Bound(Option<AgreementSession>),
 }
 
-/// The connection to the worker process `grafts`, in the worker process `tunnel`.
+/// The connection to the worker process `grafts`, in the worker process `agreements`.
 #[derive(Default)]
 pub struct GraftsLink {
     conversation: Mutex<Option<Conversation>>,

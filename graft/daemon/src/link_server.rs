@@ -1,4 +1,4 @@
-//! Answers the requests of the worker process `tunnel`, in the worker process `grafts`. No request is trusted: see
+//! Answers the requests of the worker process `agreements`, in the worker process `grafts`. No request is trusted: see
 //! [`link`](super::link).
 
 use std::{
@@ -44,7 +44,7 @@ pub fn serve(daemon: Arc<GraftDaemon>, stream: UnixStream, live: Arc<AtomicUsize
             answer(
                 &daemon,
                 &mut pace,
-                serde_json::from_slice(line).context("not a request of the part tunnel")?,
+                serde_json::from_slice(line).context("not a request of the part agreements")?,
             )
         });
         if live.fetch_sub(1, Relaxed) == 1
@@ -53,7 +53,7 @@ pub fn serve(daemon: Arc<GraftDaemon>, stream: UnixStream, live: Arc<AtomicUsize
             warn!("agreements cannot be ended, and stay in force until they expire: {error}");
         }
     };
-    thread::Builder::new().name("tunnel".into()).spawn(serve).map(drop)
+    thread::Builder::new().name("agreements".into()).spawn(serve).map(drop)
 }
 
 /// The rate of one connection's requests.

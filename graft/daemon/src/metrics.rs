@@ -22,7 +22,6 @@ use prometheus_client::{
 };
 
 use super::{
-    carry,
     probe::{ProbeRecord, ProbeStatus},
     select_metrics,
 };
@@ -91,7 +90,6 @@ impl Collector for GraftSnapshot {
         let connections = loaded.iter().map(|it| ([("graft", it.name.as_str())], it.connections));
         out.gauges("connections", "Live connections that use a graft", connections)?;
         self.agreements(&mut out)?;
-        self.0.carry.as_ref().map_or(Ok(()), |it| carry::metrics::encode(it, &mut out))?;
         self.0.selection.as_ref().map_or(Ok(()), |it| select_metrics::encode(it, &mut out))?;
         self.purposes(&mut out)?;
         // Labels are path classes instead of peers, since there are many peers and they change often.

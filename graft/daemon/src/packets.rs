@@ -3,6 +3,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -13,6 +14,7 @@ use std::{
 };
 
 use anyhow::{anyhow, bail, ensure};
+use millrace_base::control::ControlEnd;
 use millrace_daemon::daemon::{self, DaemonFrame, Observed, Reloads};
 use millrace_graft::{
     Error,
@@ -24,7 +26,7 @@ use parking_lot::Mutex;
 use tracing::{error, info, warn};
 
 use super::{
-    broker::SessionBroker,
+    broker::{KnownPeers, SessionBroker},
     control::{self, GraftAnswer, GraftRequest, PeerReport, SessionSwapped},
     packet_metrics,
 };
@@ -51,6 +53,8 @@ pub async fn run(setup: PacketSetup, frame: DaemonFrame) -> anyhow::Result<()> {
 type Reply = SyncSender<anyhow::Result<Option<GraftAnswer>>>;
 
 struct PacketDaemon {
+    /// The daemons of peers, or `None` if the settings have no peers.
+    links: Option<Arc<KnownPeers>>,
     /// Requests to the thread that holds the runtime of packet grafts.
     requests: Mutex<Sender<(GraftRequest, Reply)>>,
     thread: JoinHandle<()>,
@@ -65,9 +69,10 @@ impl PacketDaemon {
         let broker = SessionBroker::start(&settings, messages)?;
         // The channel has no limit, but it stays short, since each sender waits for its answer.
         let (requests, asked) = channel();
+        let links = broker.as_ref().map(SessionBroker::links);
         let worker = Worker { runtime, broker, config, asked, waiting: None };
         let thread = std::thread::Builder::new().name("packets".into()).spawn(|| worker.run())?;
-        Ok(Self { requests: Mutex::new(requests), thread, reloads: Reloads::default() })
+        Ok(Self { links, requests: Mutex::new(requests), thread, reloads: Reloads::default() })
     }
 
     /// Sends a request to the thread and waits for its answer.
@@ -129,6 +134,12 @@ impl daemon::Daemon for PacketDaemon {
     fn tick(&self) -> anyhow::Result<()> {
         ensure!(!self.thread.is_finished(), "the thread that runs sessions has ended: restart the daemon");
         Ok(())
+    }
+
+    fn linked(self: &Arc<Self>, _name: &str, partner: OwnedFd) {
+        if let Some(links) = &self.links {
+            links.renew(ControlEnd::from(partner));
+        }
     }
 }
 

@@ -1,21 +1,19 @@
 //! Runs the daemon's worker process for TCP, from its start to its end.
 
-use std::{os::unix::net::UnixStream, sync::Arc, time::Duration};
+use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, bail};
-use millrace_daemon::daemon::{self, DaemonFrame, Observed as _, Reloads};
-use millrace_graft_kernel::{CallerRule, hook::RedirectRule};
-use millrace_kernel::prefix::Prefix;
+use anyhow::bail;
+use millrace_daemon::daemon::{self, DaemonFrame, Observed as _, PartProcess, Reloads};
 use tokio::{
     task::block_in_place,
     time::{Instant, MissedTickBehavior, interval_at},
 };
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use super::{
-    control::{GraftAnswer, GraftRequest, PeerReport, Status},
+    control::{GraftAnswer, GraftRequest, PeerReport, Status, TUNNEL},
     daemon::{GraftDaemon, GraftSetup},
-    link_server,
+    link_server, tunnel_server,
 };
 
 /// Interval at which the results of ended connections are read. The model that chooses congestion controls for rules
@@ -26,10 +24,8 @@ const LEARN: Duration = Duration::from_millis(100);
 const KEEP: Duration = Duration::from_secs(60);
 
 /// Runs the worker process for TCP until its supervisor or a signal ends it.
-pub async fn run(setup: GraftSetup, frame: DaemonFrame) -> anyhow::Result<()> {
-    let daemon = Arc::new(GraftDaemon::start(&setup)?);
-    let mut changes = daemon.changes();
-    daemon.follow_carry()?;
+pub async fn run(setup: GraftSetup, part: PartProcess, frame: DaemonFrame) -> anyhow::Result<()> {
+    let daemon = Arc::new(GraftDaemon::start(&setup, &part)?);
     let every = |period| {
         let mut ticks = interval_at(Instant::now() + period, period);
         // If one tick is late, the next one follows a full interval later, so that no burst follows.
@@ -38,18 +34,12 @@ pub async fn run(setup: GraftSetup, frame: DaemonFrame) -> anyhow::Result<()> {
     };
     let mut lessons = every(LEARN);
     let mut keeping = every(KEEP);
-    // Work beside requests: learns from ended connections, writes the learned model to its file, and applies changed
-    // rules.
+    // Work beside requests: learns from ended connections, and writes the learned model to its file.
     let beside = async {
         loop {
             tokio::select! {
                 _ = lessons.tick() => block_in_place(|| daemon.learn()),
                 _ = keeping.tick() => block_in_place(|| daemon.keep()),
-                _ = changes.changed() => {
-                    if let Err(error) = block_in_place(|| daemon.follow_carry()) {
-                        error!("the settings of [carry] cannot be applied: {error:#}");
-                    }
-                }
             }
         }
     };
@@ -94,13 +84,11 @@ impl daemon::Daemon for GraftDaemon {
                 GraftAnswer::Connection(self.explain_connection([local, remote])?.into())
             }
             GraftRequest::Monitor => GraftAnswer::Paths(self.paths()),
-            GraftRequest::Hook { cgroup, side, ports, peers, strict } => {
-                return self.hook(&cgroup, side, redirect_rules(&ports, &peers, strict)?).map(done);
-            }
             GraftRequest::Reload => return self.reload().map(done),
-            GraftRequest::Probe { .. } | GraftRequest::Probes | GraftRequest::SwapSession { .. } => {
-                bail!("another part of the daemon serves this request")
-            }
+            GraftRequest::Hook { .. }
+            | GraftRequest::Probe { .. }
+            | GraftRequest::Probes
+            | GraftRequest::SwapSession { .. } => bail!("another part of the daemon serves this request"),
         }))
     }
 
@@ -112,9 +100,13 @@ impl daemon::Daemon for GraftDaemon {
         &self.reloads
     }
 
-    fn linked(self: &Arc<Self>, partner: UnixStream) {
-        if let Err(error) = link_server::serve(self.clone(), partner, self.links.clone()) {
-            warn!("no thread for requests of the part tunnel: {error}");
+    fn linked(self: &Arc<Self>, name: &str, partner: OwnedFd) {
+        let serves = match name {
+            TUNNEL => tunnel_server::serve(self.clone(), partner.into()),
+            _ => link_server::serve(self.clone(), partner.into(), self.links.clone()),
+        };
+        if let Err(error) = serves {
+            warn!("no thread for requests of the part {name}: {error}");
         }
     }
 
@@ -122,25 +114,4 @@ impl daemon::Daemon for GraftDaemon {
         self.tick();
         Ok(())
     }
-}
-
-fn redirect_rules(ports: &[(u16, u16)], peers: &[String], strict: bool) -> anyhow::Result<Vec<RedirectRule>> {
-    let peers: Vec<Prefix> = peers
-        .iter()
-        .map(|peer| peer.parse().with_context(|| format!("peer {peer:?}")))
-        .collect::<Result<_, _>>()?;
-    let of = |peer: &Prefix| {
-        ports
-            .iter()
-            .map(|(first, last)| RedirectRule {
-                peer: *peer,
-                ports: *first..=*last,
-                caller: CallerRule::default(),
-                strict,
-                choice: 0,
-                in_place: false,
-            })
-            .collect::<Vec<_>>()
-    };
-    Ok(peers.iter().flat_map(of).collect())
 }

@@ -50,17 +50,6 @@ pub fn payload(family: IpAddr, packet: &[u8]) -> &[u8] {
     packet.get(header..).unwrap_or_default()
 }
 
-/// Returns the Internet checksum (RFC 1071).
-pub fn checksum(packet: &[u8]) -> u16 {
-    let byte = |pair: &[u8], at: usize| u32::from(pair.get(at).copied().unwrap_or(0));
-    let mut sum: u32 = packet.chunks(2).map(|pair| byte(pair, 0) << 8 | byte(pair, 1)).sum();
-    // Carries are added to the low 16 bits until no carry remains.
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,24 +1,29 @@
 //! The process that users start: it reads the settings, serves the control socket and HTTP, and starts the daemon's
-//! worker processes: one for TCP, one that negotiates with peers, and one for datagram sessions.
+//! worker processes: one for rules of TCP, one that negotiates with peers, one that tunnels connections, one for
+//! datagram sessions, and one that connects to the daemons of peers about sessions.
 //!
 //! The supervisor holds no BPF program and parses nothing that a peer sends, so it keeps running when a worker process
 //! ends or hangs.
 
-use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
+use std::{ffi::OsString, fs, io, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use millrace_daemon::{
     daemon::{self, DaemonFrame, DaemonFront, Observed, Reloads},
     log,
-    part::{Lock, SupervisedPart},
+    part::{KeptDescriptors, Lock, PartnerLink, SupervisedPart},
 };
 use millrace_graft::{settings::DaemonSettings, status};
+use millrace_graft_tunnel::is_populated;
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::{task::block_in_place, time::Instant};
 use tracing::warn;
 
 use super::{
-    control::{GRAFTS, GraftAnswer, GraftRequest, PeerReport, SESSIONS, Status, TUNNEL, WHO},
+    control::{
+        AGREEMENTS, GRAFTS, GraftAnswer, GraftRequest, PEERS, PeerReport, SESSIONS, Status, TUNNEL, WHO,
+    },
     daemon::usable,
     metrics,
 };
@@ -49,20 +54,27 @@ pub async fn run(setup: SupervisorSetup) -> anyhow::Result<()> {
     let frame = DaemonFrame::open(front, WHO)?;
     let settings = usable(&config, &interfaces)?;
     let lock = Arc::new(block_in_place(|| Lock::take(&socket))?);
+    let kept = Arc::new(KeptDescriptors::default());
     let part = |name: &'static str| {
         let arguments = arguments.iter().cloned().chain([name.into()]).collect();
-        SupervisedPart::new(name, arguments, lock.clone())
+        // The maps of the choices between tunnel and congestion controls outlive the part that has made them.
+        SupervisedPart::new(name, arguments, lock.clone(), kept.clone(), name == GRAFTS)
     };
     let supervisor = Supervisor {
         config,
         interfaces,
         grafts: part(GRAFTS),
+        agreements: part(AGREEMENTS),
         tunnel: part(TUNNEL),
         sessions: part(SESSIONS),
+        peers: part(PEERS),
+        hooked: Mutex::default(),
         reloads: Reloads::default(),
         started: Instant::now(),
     };
-    SupervisedPart::link(&supervisor.grafts, &supervisor.tunnel);
+    SupervisedPart::link(&supervisor.grafts, &supervisor.agreements, PartnerLink::Stream);
+    SupervisedPart::link(&supervisor.grafts, &supervisor.tunnel, PartnerLink::Stream);
+    SupervisedPart::link(&supervisor.sessions, &supervisor.peers, PartnerLink::Records);
     let supervisor = Arc::new(supervisor);
     let done = match block_in_place(|| supervisor.follow(&settings)) {
         Ok(()) => frame.run(&supervisor).await,
@@ -77,15 +89,19 @@ struct Supervisor {
     config: PathBuf,
     interfaces: Vec<String>,
     grafts: Arc<SupervisedPart>,
+    agreements: Arc<SupervisedPart>,
     tunnel: Arc<SupervisedPart>,
     sessions: Arc<SupervisedPart>,
+    peers: Arc<SupervisedPart>,
+    /// Cgroups of commands with tunnelled connections. Each is removed once it has no process any more.
+    hooked: Mutex<Vec<PathBuf>>,
     reloads: Reloads,
     started: Instant,
 }
 
 impl Supervisor {
     fn parts(&self) -> impl DoubleEndedIterator<Item = &Arc<SupervisedPart>> {
-        [&self.grafts, &self.tunnel, &self.sessions].into_iter()
+        [&self.grafts, &self.agreements, &self.tunnel, &self.sessions, &self.peers].into_iter()
     }
 
     /// Starts or reloads each worker process that the settings need, and stops a worker process that they do not need.
@@ -96,8 +112,10 @@ impl Supervisor {
     fn follow(&self, settings: &DaemonSettings) -> anyhow::Result<()> {
         let wanted = [
             (&self.grafts, settings.wants_in_place()),
-            (&self.tunnel, settings.wants_in_place()),
+            (&self.agreements, settings.wants_in_place()),
+            (&self.tunnel, settings.wants_tunnel()),
             (&self.sessions, settings.sessions.is_some()),
+            (&self.peers, settings.wants_peers()),
         ];
         let mut refusals = Vec::new();
         for (part, is_wanted) in wanted {
@@ -111,7 +129,9 @@ impl Supervisor {
                     Ok(())
                 }
             };
-            refusals.extend(done.err().map(|error| format!("{error:#}")));
+            let refusal = done.err().map(|error| format!("{error:#}"));
+            // Several worker processes may refuse the settings for the same reason.
+            refusals.extend(refusal.filter(|refusal| !refusals.contains(refusal)));
         }
         match refusals.is_empty() {
             true => Ok(()),
@@ -148,15 +168,16 @@ impl Supervisor {
     }
 
     fn whole_status(&self) -> Status {
-        let all = [&self.grafts, &self.tunnel, &self.sessions];
+        let all = [&self.grafts, &self.agreements, &self.tunnel, &self.sessions, &self.peers];
         let (shares, missing) = self.shares(all, &GraftRequest::Status);
-        let [grafts, tunnel, sessions] = shares.map(|share| match share {
+        let [grafts, agreements, tunnel, sessions, peers] = shares.map(|share| match share {
             Some(GraftAnswer::Status(share)) => *share,
             _ => Status::default(),
         });
         let Status { in_place, .. } = grafts;
         let sessions = sessions.sessions;
         let mut trouble = in_place.trouble;
+        trouble.extend(agreements.in_place.trouble);
         trouble.extend(tunnel.in_place.trouble);
         trouble.extend(sessions.iter().flat_map(|it| it.trouble.clone()));
         trouble.extend(missing);
@@ -166,8 +187,11 @@ impl Supervisor {
                 uptime_s: self.started.elapsed().as_secs_f64(),
                 trouble,
                 reload: Some(self.reloads.latest()),
+                carry: tunnel.in_place.carry,
                 log_lines_dropped: in_place.log_lines_dropped
+                    + agreements.in_place.log_lines_dropped
                     + tunnel.in_place.log_lines_dropped
+                    + peers.in_place.log_lines_dropped
                     + log::dropped(),
                 ..in_place
             },
@@ -177,10 +201,14 @@ impl Supervisor {
     }
 
     fn why(&self, request: &GraftRequest) -> anyhow::Result<PeerReport> {
-        let ([grafts, sessions], missing) = self.shares([&self.grafts, &self.sessions], request);
+        let ([grafts, tunnel, sessions], missing) =
+            self.shares([&self.grafts, &self.tunnel, &self.sessions], request);
         let mut why = PeerReport::default();
         if let Some(GraftAnswer::Why(share)) = grafts {
             why.in_place = share.in_place;
+        }
+        if let Some(GraftAnswer::Why(share)) = tunnel {
+            why.in_place.carrier = share.in_place.carrier;
         }
         if let Some(GraftAnswer::Why(share)) = sessions {
             why.sessions = share.sessions;
@@ -198,8 +226,8 @@ impl Observed for Supervisor {
     }
 
     fn metrics(&self) -> anyhow::Result<String> {
-        let (shares, missing) =
-            self.shares([&self.grafts, &self.tunnel, &self.sessions], &GraftRequest::Metrics);
+        let all = [&self.grafts, &self.agreements, &self.tunnel, &self.sessions];
+        let (shares, missing) = self.shares(all, &GraftRequest::Metrics);
         missing.iter().for_each(|missing| warn!("metrics of a part of the daemon are missing: {missing}"));
         let pages = shares.into_iter().filter_map(|share| match share {
             Some(GraftAnswer::Metrics(page)) => Some(page),
@@ -229,7 +257,14 @@ impl daemon::Daemon for Supervisor {
             GraftRequest::Why { .. } => GraftAnswer::Why(self.why(&request)?.into()),
             GraftRequest::Reload => return daemon::Daemon::reload(self).map(|()| None),
             GraftRequest::SwapSession { .. } => return self.sessions.ask(&request, PATIENCE),
-            GraftRequest::Probe { .. } | GraftRequest::Probes => return self.tunnel.ask(&request, PATIENCE),
+            GraftRequest::Probe { .. } | GraftRequest::Probes => {
+                return self.agreements.ask(&request, PATIENCE);
+            }
+            GraftRequest::Hook { ref cgroup, .. } => {
+                self.tunnel.ask(&request, PATIENCE)?;
+                self.hooked.lock().push(cgroup.clone());
+                return Ok(None);
+            }
             _ => return self.grafts.ask(&request, PATIENCE),
         };
         match serde_json::to_value(answer)? {
@@ -247,6 +282,11 @@ impl daemon::Daemon for Supervisor {
     }
 
     fn tick(&self) -> anyhow::Result<()> {
+        // The process that tunnels their connections may not change files.
+        self.hooked.lock().retain(|cgroup| {
+            is_populated(cgroup)
+                || fs::remove_dir(cgroup).is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
+        });
         Ok(())
     }
 }

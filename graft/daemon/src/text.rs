@@ -14,7 +14,6 @@ use millrace_graft_proto::select::{features::Features, model::ModelDecision};
 
 pub use super::select_text::connection;
 use super::{
-    carry,
     control::{self, PeerReport},
     probe::{ProbeRecord, ProbeStatus},
     select_text,
@@ -104,7 +103,7 @@ pub fn status(control::Status { in_place: status, parts, .. }: &control::Status,
         peers(&mut out, &status.peers, width);
     }
     if let Some(carry) = &status.carry {
-        carry::text::status(&mut out, carry, width);
+        millrace_graft_tunnel::text::status(&mut out, carry, width);
     }
     if let Some(selection) = &status.selection {
         select_text::status(&mut out, selection, width);
@@ -308,7 +307,7 @@ pub fn explanation_text(
     if why.peer.is_empty() {
         return out;
     }
-    let tier = why.carrier.as_ref().map(carry::text::tier);
+    let tier = why.carrier.as_ref().map(millrace_graft_tunnel::text::tier);
     line(&mut out, width, &format!("{}: {}", why.peer, tier.as_ref().unwrap_or(&why.reason)));
     let mut line = |name: &str, value: Option<String>| {
         if let Some(value) = value {

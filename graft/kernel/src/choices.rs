@@ -2,11 +2,12 @@
 //! the connections to which a choice was applied.
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use millrace_kernel::intf::Plain;
-use millrace_kernel::object::{LoadedObject, write};
+use millrace_kernel::object::{LoadedObject, UnloadedObject, write};
 
 use super::events::Events;
 use super::rule::{RuleSide, address, name, remove, text, words};
@@ -93,11 +94,41 @@ pub struct SelectedEvent {
     pub socket: SocketState,
 }
 
-/// BPF maps that the programs attached to TCP sockets share with those attached to connect().
+/// BPF maps that the programs attached to TCP sockets share with those attached to connect(). They may be in different
+/// processes, and either may start again with the same maps.
 #[derive(Debug)]
 pub struct SelectionMaps {
-    pub(super) choices: MapHandle,
-    pub(super) flows: MapHandle,
+    choices: OwnedFd,
+    flows: OwnedFd,
+}
+
+impl SelectionMaps {
+    /// Returns the maps with these descriptors, which are in the order of [`Self::descriptors`]. Returns `None` if
+    /// there are none.
+    pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> Option<Self> {
+        let [choices, flows] = <[OwnedFd; 2]>::try_from(descriptors).ok()?;
+        Some(Self { choices, flows })
+    }
+
+    /// Returns the descriptors of the maps, which another process may use.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.choices.as_fd(), self.flows.as_fd()]
+    }
+
+    pub(super) fn from_object(object: &mut LoadedObject) -> Result<Self, Error> {
+        let mut map = |name| {
+            let handle = object.handle(name)?;
+            handle.as_fd().try_clone_to_owned().map_err(Error::Descriptor)
+        };
+        Ok(Self { choices: map("choices")?, flows: map("flows")? })
+    }
+
+    /// Makes the maps of an object that is not loaded yet the same as these.
+    pub(super) fn share(&self, open: &mut UnloadedObject) -> Result<(), Error> {
+        let refused = |what| move |source| millrace_kernel::Error::Write { what, source };
+        open.map("choices")?.reuse_fd(self.choices.as_fd()).map_err(refused("choices"))?;
+        Ok(open.map("flows")?.reuse_fd(self.flows.as_fd()).map_err(refused("flows"))?)
+    }
 }
 
 pub(super) struct Choices {

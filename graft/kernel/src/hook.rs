@@ -5,7 +5,7 @@ pub(super) mod intf;
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -147,11 +147,8 @@ pub struct Guest {
     pub server_port: u16,
 }
 
-/// The loaded programs. They redirect connections from [`attach`](Self::attach) on, until this value is dropped.
+/// The loaded programs, which redirect connections of the cgroups that they are attached to.
 pub struct HookPrograms {
-    /// Attached programs. They are detached in reverse order, so redirection ends before the programs that rewrite
-    /// addresses are detached.
-    links: Vec<CgroupAttachment>,
     object: LoadedObject,
     first_rule: usize,
     maps: HookMaps,
@@ -166,27 +163,29 @@ struct HookMaps {
     guests: MapHandle,
 }
 
-impl Drop for HookPrograms {
+/// The programs of a [`HookPrograms`], attached to one cgroup. When this is dropped, new connections of the cgroup go
+/// directly to their servers, and getpeername() and getsockname() return the addresses that the kernel uses.
+pub struct HookAttachment(Vec<CgroupAttachment>);
+
+impl Drop for HookAttachment {
     fn drop(&mut self) {
-        self.detach();
+        // The programs are detached in reverse order, so redirection ends before the programs that rewrite addresses
+        // are detached. Dropping a vector would detach them from the front.
+        while self.0.pop().is_some() {}
     }
 }
 
 impl HookPrograms {
     /// Loads the programs for connections of the calling thread's network namespace. `shared` has the maps in which a
-    /// learned model chooses between the tunnel broker and direct connections; `None` if no rule uses them.
+    /// learned model chooses between the tunnel broker and direct connections.
     ///
     /// # Errors
     /// The kernel refuses a program. Kernels before 5.14 cannot tell network namespaces apart.
-    pub fn load(config: &Config, shared: Option<&SelectionMaps>) -> Result<Self, Error> {
+    pub fn load(config: &Config, shared: &SelectionMaps) -> Result<Self, Error> {
         let mut open = embedded!("graft_hook.bpf.o").open()?;
-        if let Some(shared) = shared {
-            let refused = |what| move |source| millrace_kernel::Error::Write { what, source };
-            // This BPF object and that of the TCP programs use the same maps, so that both follow the same choices of
-            // the learned model.
-            open.map("choices")?.reuse_fd(shared.choices.as_fd()).map_err(refused("choices"))?;
-            open.map("flows")?.reuse_fd(shared.flows.as_fd()).map_err(refused("flows"))?;
-        }
+        // This BPF object and that of the TCP programs use the same maps, so that both follow the same choices of the
+        // learned model.
+        shared.share(&mut open)?;
         open.configure(&intf::Config {
             namespace_cookie: namespace::cookie().map_err(Error::Descriptor)?,
             port4: [config.early.v4, config.strict.v4],
@@ -200,23 +199,18 @@ impl HookPrograms {
             arrivals: object.handle("arrivals")?,
             guests: object.handle("guests")?,
         };
-        Ok(Self { links: Vec::new(), object, first_rule: 0, maps })
+        Ok(Self { object, first_rule: 0, maps })
     }
 
-    /// Attaches the programs to a cgroup (version 2). They act on existing and later sockets of this cgroup and the
-    /// cgroups below it. Programs that others attached to the cgroup stay attached.
-    pub fn attach(&mut self, cgroup: &Path) -> Result<(), Error> {
+    /// Attaches the programs to a cgroup (version 2), until the returned value is dropped. They act on existing and
+    /// later sockets of this cgroup and the cgroups below it. Programs that others attached to the cgroup stay attached.
+    pub fn attach(&self, cgroup: &Path) -> Result<HookAttachment, Error> {
+        // If one program cannot be attached, the others are detached again.
+        let mut attachment = HookAttachment(Vec::new());
         for program in PROGRAMS {
-            self.links.push(CgroupAttachment::new(&self.object.program(program)?, cgroup)?);
+            attachment.0.push(CgroupAttachment::new(&self.object.program(program)?, cgroup)?);
         }
-        Ok(())
-    }
-
-    /// Detaches the programs. New connections go directly to their servers, and getpeername() and getsockname() return
-    /// the addresses that the kernel uses.
-    pub fn detach(&mut self) {
-        // Dropping a vector would detach the programs from the front; pop() detaches them in reverse order.
-        while self.links.pop().is_some() {}
+        Ok(attachment)
     }
 
     /// Replaces the list of rules with one write. A connection that begins during the call follows the old or the new

@@ -125,9 +125,12 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// Loads the programs. They act on no socket before [`attach`](Self::attach).
-    pub fn load() -> Result<Self, Error> {
-        let mut object = embedded!("graft_tcp.bpf.o").open()?.load()?;
+    /// Loads the programs. They act on no socket before [`attach`](Self::attach). `shared` has the maps of the model's
+    /// choices if programs at connect() use them already: see [`share`](Self::share).
+    pub fn load(shared: Option<&SelectionMaps>) -> Result<Self, Error> {
+        let mut open = embedded!("graft_tcp.bpf.o").open()?;
+        shared.map_or(Ok(()), |shared| shared.share(&mut open))?;
+        let mut object = open.load()?;
         let choices = Choices::from_object(&mut object)?;
         Ok(Self { links: Vec::new(), object, first_rule: 0, is_replaced: false, generation: 0, choices })
     }
@@ -263,7 +266,7 @@ impl Tcp {
     /// Returns the maps of the model's choices between congestion controls and the broker, so that a
     /// [`HookPrograms`](super::hook::HookPrograms) can follow the same choices.
     pub fn share(&mut self) -> Result<SelectionMaps, Error> {
-        Ok(SelectionMaps { choices: self.object.handle("choices")?, flows: self.object.handle("flows")? })
+        SelectionMaps::from_object(&mut self.object)
     }
 
     /// Returns how many connections or packets had each [`TcpOutcome`] of applying a rule, since the programs were

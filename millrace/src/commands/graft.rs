@@ -11,21 +11,23 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use millrace_daemon::{
-    daemon::run_part as run_in_frame,
+    daemon::PartProcess,
     expect_answer,
     render::{print, width},
 };
 use millrace_graft::{GraftPool, PoolGraft};
 use millrace_graft_daemon::{
-    broker,
-    carry::watchdog,
-    control::{self, DEFAULT_SOCKET, GRAFTS, GraftAnswer, GraftRequest, SESSIONS, TUNNEL},
+    agreements, broker,
+    confine::{BpfUse, confine},
+    control::{self, AGREEMENTS, DEFAULT_SOCKET, GRAFTS, GraftAnswer, GraftRequest, PEERS, SESSIONS, TUNNEL},
     daemon::{GraftSetup, usable},
-    packets,
+    packets, peers,
     probe::ProbeTarget,
-    serve, supervisor, text, tls, tunnel,
+    serve, supervisor, text, tunnel,
 };
 use millrace_graft_kernel::{PinDirectory, gateway};
+use millrace_graft_tls as tls;
+use millrace_graft_tunnel::watchdog;
 use millrace_messages::DEFAULT_SOCKET as DEFAULT_MESSAGES_SOCKET;
 
 use super::{daemon, hook, parse, screen, sessions, why};
@@ -331,20 +333,30 @@ fn run_part(args: GraftPartArgs) -> anyhow::Result<()> {
     let GraftPartArgs { gateway: GraftGatewayArgs { interface: interfaces, run }, name } = args;
     let pins = pins(&run)?;
     let GraftRunArgs { config, persist, messages_socket, daemon, .. } = run;
+    let part = PartProcess::take()?;
     match name.as_str() {
         GRAFTS => {
             let setup = GraftSetup { config, interfaces, persist, pins };
-            daemon.run(run_in_frame(|frame| serve::run(setup, frame)))
+            daemon.run(part.clone().run(|frame| serve::run(setup, part, frame)))
+        }
+        // Three parts drop capabilities before any other thread is started, since each thread has its own.
+        AGREEMENTS => {
+            part.expect(confine(agreements::KEPT, BpfUse::None));
+            let setup = agreements::AgreementPartSetup { config, interfaces };
+            daemon.run(part.run(|frame| agreements::run(setup, frame)))
         }
         TUNNEL => {
-            // Before any other thread is started, since each thread has capabilities of its own.
-            tunnel::confine()?;
             let setup = tunnel::TunnelSetup { config, interfaces };
-            daemon.run(run_in_frame(|frame| tunnel::run(setup, frame)))
+            let confined = part.expect(tunnel::ConfinedTunnel::load(setup, part.take_kept()));
+            daemon.run(part.run(|frame| confined.run(frame)))
         }
         SESSIONS => {
             let setup = packets::PacketSetup { config, messages: messages_socket };
-            daemon.run(run_in_frame(|frame| packets::run(setup, frame)))
+            daemon.run(part.run(|frame| packets::run(setup, frame)))
+        }
+        PEERS => {
+            part.expect(confine(peers::KEPT, BpfUse::None));
+            daemon.run(part.run(|frame| peers::run(config, frame)))
         }
         _ => bail!("the daemon has no part named {name}"),
     }

@@ -15,14 +15,18 @@ use std::{
 
 use millrace_graft::status::{CarrierStatus, CarryStatus, PeerExplanation};
 use millrace_testkit::StopOnDrop;
+use nix::sys::signal::Signal;
 use ring::digest::{Context, SHA256};
 use socket2::SockRef;
 
 use crate::{
-    agreement::{BEFORE, flush, key, keys, middlebox},
+    agreement::{
+        BEFORE, NET_ADMIN, NET_BIND_SERVICE, NET_RAW, SETGID, SETUID, flush, key, keys, middlebox,
+        network_sockets, privileges,
+    },
     site::{
-        CLIENT, CLIENT6, GraftProcess, GraftSite, LONG, PORT, SERVER, SERVER6, inside, ip, wait_for,
-        wait_until,
+        CLIENT, CLIENT6, GraftProcess, GraftSite, LONG, PORT, SERVER, SERVER6, inside, ip, part, part_state,
+        pause, signal, wait_for, wait_until,
     },
 };
 
@@ -884,6 +888,89 @@ fn killed_daemon_resets_tunnelled_connections_and_later_use_plain_tcp() {
     assert_eq!(there.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
 }
 
+/// A peer's broker may find a fault in the parser of its messages. So the process that runs it has no CAP_BPF, and the
+/// process that loads the programs of the rules has no socket by which a host could reach it.
+#[test]
+fn process_that_tunnels_connections_cannot_load_bpf_programs() {
+    let Some(site) = GraftSite::new("rights") else { return };
+    let ends = warm(&site, ["", ""]);
+    let listener = site.listen();
+    let (here, there, _) = connect(&site, &listener);
+    for daemon in &ends {
+        let all = daemon.succeed(&["status", "--json"]);
+        let (capabilities, is_confined) = privileges(part(&all, "tunnel"));
+        let kept = NET_BIND_SERVICE | NET_ADMIN | NET_RAW | SETUID | SETGID;
+        assert_eq!((is_confined, capabilities & !kept), (true, 0), "{capabilities:x}");
+        assert!(network_sockets(part(&all, "tunnel")) > 0);
+        assert_eq!(network_sockets(part(&all, "grafts")), 0);
+    }
+    exchange(&here, &there, 100_000);
+}
+
+/// The process that holds the rules may end or hang: connections stay in the tunnel, and new ones are tunnelled.
+#[test]
+fn tunnelled_connections_outlive_the_process_that_holds_the_rules() {
+    let Some(site) = GraftSite::new("outlive") else { return };
+    let [near, far] = warm(&site, ["", ""]);
+    let listener = site.listen();
+    let (mut here, mut there, _) = connect(&site, &listener);
+    let mut echo = || {
+        here.write_all(b"question").unwrap();
+        there.read_exact(&mut [0; 8]).unwrap();
+        there.write_all(b"answer").unwrap();
+        here.read_exact(&mut [0; 6]).unwrap();
+    };
+    for daemon in [&near, &far] {
+        let all = daemon.succeed(&["status", "--json"]);
+        signal(part(&all, "grafts"), Signal::SIGKILL);
+        echo();
+        let (next, other) = connect_seen(&site, &listener, CLIENT);
+        exchange(&next, &other, 100_000);
+        // exact: the process of the tunnel was not started again
+        assert_eq!(part(&daemon.succeed(&["status", "--json"]), "tunnel"), part(&all, "tunnel"));
+        let again = || part_state(daemon, "grafts");
+        wait_until("the part to serve again", again, |state| state == "serving");
+        let hanging = part(&daemon.succeed(&["status", "--json"]), "grafts");
+        pause(hanging);
+        let (next, other) = connect_seen(&site, &listener, CLIENT);
+        exchange(&next, &other, 100_000);
+        echo();
+        signal(hanging, Signal::SIGCONT);
+    }
+    // The process of the rules gets reports from the process of the tunnel again.
+    let (here, _there, _) = connect(&site, &listener);
+    let ends = format!("{}-{}", here.local_addr().unwrap(), here.peer_addr().unwrap());
+    wait_for("what is known of a new connection", || near.verb(&["why", &ends]).status.success());
+    assert_eq!(verdict(&near, "redirected"), 6);
+}
+
+/// While the process of the tunnel does not run, connections are plain TCP. Its rules come back with the next process.
+#[test]
+fn killed_process_of_the_tunnel_resets_its_connections_and_returns() {
+    let Some(site) = GraftSite::new("returns") else { return };
+    let [near, far] = warm(&site, ["", ""]);
+    let listener = site.listen();
+    for daemon in [&near, &far] {
+        let (mut here, mut there, _) = connect(&site, &listener);
+        here.write_all(b"half of ").unwrap();
+        there.read_exact(&mut [0; 8]).unwrap();
+        let all = daemon.succeed(&["status", "--json"]);
+        signal(part(&all, "tunnel"), Signal::SIGKILL);
+        assert_eq!(here.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert_eq!(there.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        let (next, other) = connect_seen(&site, &listener, CLIENT);
+        exchange(&next, &other, 100_000);
+        wait_until("the part to serve again", || part_state(daemon, "tunnel"), |state| state == "serving");
+        wait_for_state(&near, "warm");
+        // exact: the process of the rules was not started again
+        assert_eq!(part(&daemon.succeed(&["status", "--json"]), "grafts"), part(&all, "grafts"));
+        let before = verdict(&near, "redirected");
+        let (next, other) = connect_seen(&site, &listener, CLIENT);
+        exchange(&next, &other, 100_000);
+        assert_eq!(verdict(&near, "redirected"), before + 1);
+    }
+}
+
 /// curl and a web server run unmodified, each as a command of `graft hook`.
 #[test]
 fn graft_hook_tunnels_connections_of_a_command() {
@@ -931,4 +1018,33 @@ fn graft_hook_tunnels_connections_of_a_command() {
     web.kill().unwrap();
     web.wait().unwrap();
     wait_for("the end of the server's hook", || left(1) == 0);
+}
+
+/// Rules of the settings hold in the cgroup of the settings, and those of a command in the command's cgroup, wherever it
+/// is.
+#[test]
+fn graft_hook_tunnels_only_its_port_for_a_command_outside_the_cgroup_of_the_settings() {
+    let Some(site) = GraftSite::new("outside") else { return };
+    const OTHER: u16 = 7181;
+    let other = rule("server", OTHER).replace("name = \"server\"", "name = \"other\"");
+    let [near, _far] = warm(&site, ["", &other]);
+    let listeners = [PORT, OTHER].map(|port| site.listen_on(at(SERVER, port)));
+    let connect = |port: u16| {
+        let mut command = site.command(0, env!("CARGO_BIN_EXE_millrace"));
+        let code = format!("import socket; socket.create_connection(('{SERVER}', {port})).recv(1)");
+        command.args(["graft", "hook", "--port", &OTHER.to_string(), "--socket"]);
+        command.arg(site.path("graft0.sock")).args(["--", "python3", "-c", &code]);
+        command.stdin(Stdio::null()).spawn().unwrap()
+    };
+    for (listener, redirected) in listeners.iter().zip([0, 1]) {
+        let mut command = connect(listener.local_addr().unwrap().port());
+        let (there, seen) = listener.accept().unwrap();
+        assert_eq!((seen.ip().to_string(), verdict(&near, "redirected")), (CLIENT.to_owned(), redirected));
+        drop(there);
+        assert!(command.wait().unwrap().success());
+    }
+    // The rules of a command end with it, and those of the settings stay.
+    let (here, there) = connect_seen(&site, &listeners[0], CLIENT);
+    exchange(&here, &there, 100_000);
+    assert_eq!(verdict(&near, "redirected"), 2);
 }

@@ -1,5 +1,5 @@
-//! Tests of one daemon that has processes (parts) for TCP, for agreements with peers, and for sessions. Each part may
-//! end, hang or be restarted without an effect on the others.
+//! Tests of one daemon that has processes (parts) for TCP, for agreements with peers, for tunnelled connections, and for
+//! sessions. Each part may end, hang or be restarted without an effect on the others.
 
 use std::{
     fs,
@@ -11,14 +11,15 @@ use std::{
 use millrace_graft_daemon::control;
 use nix::sys::signal::Signal;
 
+use crate::agreement::{NET_BIND_SERVICE, network_sockets, privileges};
 use crate::site::{
-    CLIENT, GraftProcess, GraftSite, HTTP, PORT, SERVER, congestion, has_ended, inside, part, pause, peer,
-    signal, wait_for, wait_until,
+    CLIENT, GraftProcess, GraftSite, HTTP, PORT, SERVER, congestion, has_ended, inside, part, part_state,
+    pause, peer, signal, wait_for, wait_until,
 };
 
 const SESSIONS: u16 = 7000;
 /// Names of the daemon's child processes (parts).
-const PARTS: [&str; 3] = ["grafts", "tunnel", "sessions"];
+const PARTS: [&str; 5] = ["grafts", "agreements", "tunnel", "sessions", "peers"];
 /// Longest time in which the daemon must answer while one of its child processes hangs. It detects the hang after some
 /// 2 s; the rest is a margin for a busy machine.
 const BOUNDED: Duration = Duration::from_secs(6);
@@ -39,7 +40,8 @@ fn settings(site: &GraftSite, side: usize) -> String {
          [[session]]\nname = \"s\"\nlocal = \"{local}:{SESSIONS}\"\nremote = \"{remote}:{SESSIONS}\"\n\
          peer = \"other\"\ngraft = \"complete\"\n",
         if side == 0 { rule.as_str() } else { "" },
-        peer(local, remote).replace("[agreement]\n", &format!("[agreement]\nlisten = \"{local}:9187\"\n"))
+        peer(local, remote)
+            .replace("[agreement]\n", &format!("[carry]\n[agreement]\nlisten = \"{local}:9187\"\n"))
     )
 }
 
@@ -61,11 +63,6 @@ fn socket(site: &GraftSite, side: usize) -> UdpSocket {
 
 fn status(daemon: &GraftProcess<'_>) -> control::Status {
     serde_json::from_str(&daemon.succeed(&["status", "--json"])).unwrap()
-}
-
-fn state(daemon: &GraftProcess<'_>, name: &str) -> String {
-    let part = status(daemon).parts.into_iter().find(|part| part.name == name);
-    part.map(|part| part.state).unwrap_or_default()
 }
 
 /// Sends over the session until a datagram arrives.
@@ -97,16 +94,20 @@ fn processes_of_the_daemon_share_one_control_socket_and_http_page() {
     assert_eq!((status.in_place.rules.len(), status.in_place.loaded.len()), (1, 1));
     assert_eq!(status.sessions.unwrap().sessions[0].name, "s");
     let states: Vec<_> = status.parts.iter().map(|it| (it.name.as_str(), it.state.as_str())).collect();
-    assert_eq!(states, [("grafts", "serving"), ("tunnel", "serving"), ("sessions", "serving")]);
-    for words in ["parts: grafts serving, tunnel serving, sessions serving", "longhaul", "SESSION"] {
+    assert_eq!(states, PARTS.map(|name| (name, "serving")));
+    let parts = "parts: grafts serving, agreements serving, tunnel serving, sessions serving, peers serving";
+    for words in [parts, "longhaul", "SESSION"] {
         assert!(near.succeed(&["status"]).contains(words), "{words}");
     }
     wait_until("health", || site.get(0, "/healthz"), |page| page.contains("HTTP/1.1 200"));
     let page = site.get(0, "/metrics");
     for line in [
         r#"millrace_graft_part_up{part="grafts"} 1"#,
+        r#"millrace_graft_part_up{part="agreements"} 1"#,
         r#"millrace_graft_part_up{part="tunnel"} 1"#,
+        "millrace_graft_carried_connections 0",
         r#"millrace_graft_part_up{part="sessions"} 1"#,
+        r#"millrace_graft_part_up{part="peers"} 1"#,
         r#"millrace_graft_connections{graft="longhaul"} "#,
         r#"millrace_packet_graft_session{session="s",graft="complete"} 1"#,
     ] {
@@ -127,7 +128,7 @@ fn processes_of_the_daemon_share_one_control_socket_and_http_page() {
     let tcp_alone = both.split("[sessions]").next().unwrap();
     configure(tcp_alone);
     near.succeed(&["reload"]);
-    assert_eq!(state(&near, "sessions"), "off");
+    assert_eq!(part_state(&near, "sessions"), "off");
     assert!(near.fail(&["sessions", "status"]).contains("its part `sessions` is off"));
     assert!(near.fail(&["sessions", "swap", "s", "newest"]).contains("want nothing of the part sessions"));
     configure(&both);
@@ -135,6 +136,25 @@ fn processes_of_the_daemon_share_one_control_socket_and_http_page() {
     exchange([&sockets[0], &sockets[1]]);
     assert_eq!(congestion(&site.connect(&listener).0), "mr_longhaul");
     near.end();
+}
+
+/// A peer's daemon may find a fault in the parser of QUIC or of messages. The process that speaks with it has no
+/// capability for BPF, and no right but that to its port.
+#[test]
+fn process_that_speaks_with_daemons_of_peers_cannot_use_bpf() {
+    let Some(site) = GraftSite::with_controls("speaks") else { return };
+    let ends = [0, 1].map(|side| start(&site, side));
+    for daemon in &ends {
+        wait_until(
+            "a connection with the peer",
+            || status(daemon).sessions.unwrap().peers,
+            |peers| peers.iter().all(|peer| peer.is_there && peer.trouble.is_none()),
+        );
+        let all = daemon.succeed(&["status", "--json"]);
+        let (capabilities, is_confined) = privileges(part(&all, "peers"));
+        assert_eq!((is_confined, capabilities & !NET_BIND_SERVICE), (true, 0), "{capabilities:x}");
+        assert_eq!(network_sockets(part(&all, "peers")), 1);
+    }
 }
 
 #[test]
@@ -197,7 +217,8 @@ fn hanging_process_of_the_daemon_is_named_and_delays_no_request() {
         assert!(trouble.contains(&words), "{trouble:?}");
         let request: &[&str] = match name {
             "grafts" => &["monitor"],
-            "tunnel" => &["reload"],
+            "agreements" => &["probe", SERVER],
+            "tunnel" | "peers" => &["reload"],
             _ => &["sessions", "swap", "s", "newest"],
         };
         let (took, said) = time(|| near.fail(request));
@@ -221,12 +242,12 @@ fn hanging_process_of_the_daemon_is_named_and_delays_no_request() {
             assert_eq!(congestion(&site.connect(&listener).0), "mr_longhaul");
         }
         signal(stopped, Signal::SIGCONT);
-        wait_until("the part to answer", || state(&near, name), |state| state == "serving");
+        wait_until("the part to answer", || part_state(&near, name), |state| state == "serving");
     }
     // A hanging process (part) of the daemon must not delay the daemon's end, and must end with the daemon.
     let stopped = part(&near.succeed(&["status", "--json"]), "sessions");
     pause(stopped);
-    wait_until("the hang in the status", || state(&near, "sessions"), |state| state == "not-answering");
+    wait_until("the hang in the status", || part_state(&near, "sessions"), |state| state == "not-answering");
     near.end();
     // exact: a daemon ends only after all of its child processes have ended, and this daemon has ended
     assert!(!fs::exists(format!("/proc/{stopped}")).unwrap());

@@ -338,6 +338,13 @@ pub fn part(status: &str, name: &str) -> u32 {
     part.and_then(|part| part.pid).unwrap_or_else(|| panic!("no process of {name}: {:?}", status.parts))
 }
 
+/// Returns the state of a child process (part) of the daemon: `serving`, `ended` ...
+pub fn part_state(daemon: &GraftProcess<'_>, name: &str) -> String {
+    // exact: callers repeat this read until the state is as expected
+    let status: control::Status = serde_json::from_str(&daemon.succeed(&["status", "--json"])).unwrap();
+    status.parts.into_iter().find(|part| part.name == name).map(|part| part.state).unwrap_or_default()
+}
+
 pub fn congestion(stream: &TcpStream) -> String {
     let name = getsockopt(stream, sockopt::TcpCongestion).unwrap();
     name.to_string_lossy().trim_end_matches('\0').to_owned()
@@ -412,9 +419,11 @@ impl<'a> GraftProcess<'a> {
         daemon
     }
 
-    /// Returns the ID of the daemon's child process (part) `grafts`, which most tests are about.
+    /// Returns the ID of the daemon's child process (part) that most tests are about: `tunnel` if the settings want it,
+    /// and otherwise `grafts`.
     pub fn pid(&self) -> u32 {
-        part(&self.succeed(&["status", "--json"]), "grafts")
+        let name = if part_state(self, "tunnel") == "off" { "grafts" } else { "tunnel" };
+        part(&self.succeed(&["status", "--json"]), name)
     }
 
     pub fn log(&self) -> String {
@@ -447,7 +456,7 @@ impl<'a> GraftProcess<'a> {
         serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap()
     }
 
-    /// Pauses the daemon's child process (part) `grafts`. Returns when the process has stopped.
+    /// Pauses the daemon's child process (part) that [`Self::pid`] returns. Returns when the process has stopped.
     pub fn pause(&self) {
         self.paused.set(self.pid());
         pause(self.paused.get());

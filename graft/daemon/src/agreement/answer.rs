@@ -24,7 +24,9 @@ use super::{
     talk::{AgreementTalk, ConversationEnd, unexpected},
     wire::{AgreementWire, PATIENCE, WireError},
 };
-use crate::{callers::Callers, link::LinkRequest};
+use millrace_graft_tls::callers::Callers;
+
+use crate::link::LinkRequest;
 
 /// Limit of concurrent negotiations: at least two for each peer that the settings may have. A peer that has just
 /// restarted may still have its old connection.

@@ -17,7 +17,7 @@ use tokio::{net::TcpListener, task::JoinSet};
 
 pub use self::host::AgreementHost;
 use self::paths::Reflector;
-use super::tls::Tls;
+use millrace_graft_tls::Tls;
 
 /// The tasks that connect to peers and accept connections of peers. They end when this value is dropped.
 pub struct AgreementTasks {

@@ -108,9 +108,8 @@ impl SessionBroker {
         if session.changing.is_some() {
             return Err((SessionRefusal::Busy, "the session is being changed".to_owned()));
         }
-        let Some(daemon) = self.links.daemons.get(session.peer) else { return Ok(()) };
         let Some(peer) = self.peers.get(session.peer) else { return Ok(()) };
-        let offer = choose(&self.offers, &want, &daemon.path(), peer.cipher.is_some());
+        let offer = choose(&self.offers, &want, &self.links.path(session.peer), peer.cipher.is_some());
         let offer = offer.map_err(|refused| denied(&refused))?;
         // The client library can put messages in order only from a session's first message on, so it cannot start in
         // the middle of the session.
@@ -209,15 +208,13 @@ impl SessionBroker {
                 _ => None,
             };
             let say = PeerMessage::Report { id: *id, delivered, asks };
-            self.links.daemons.get(session.peer).into_iter().for_each(|daemon| daemon.say(&say));
+            self.links.say(session.peer, &say);
         }
     }
 
     /// Ends the open sessions with each peer whose daemon was silent for `SILENCE`.
     pub(super) fn look_at_peers(&mut self, runtime: &mut PacketRuntime) {
-        let silent = |session: &ClientSession| {
-            self.links.daemons.get(session.peer).is_some_and(|daemon| daemon.silence() > SILENCE)
-        };
+        let silent = |session: &ClientSession| self.links.is_silent(session.peer, SILENCE);
         let reason =
             "no message came from the other end's daemon for 10 s: it is gone, or an address has changed";
         self.end_those(runtime, &self.open(silent), reason);

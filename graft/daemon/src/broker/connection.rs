@@ -29,9 +29,10 @@ use tracing::{info, warn};
 
 use super::{
     client_session::SILENCE,
+    peer_link::PeerFigures,
     peer_message::{MESSAGE_MAX, PING_EVERY, PeerEvent, PeerMessage, PeerPings, send},
 };
-use crate::tls::Tls;
+use millrace_graft_tls::Tls;
 
 const ALPN: &[u8] = b"millrace-sessions/1";
 /// Label with which the keys of sessions are derived from the TLS connection (exporters, RFC 8446, section 7.5).
@@ -61,8 +62,6 @@ pub struct PeerLinks {
 
 /// The connection with the daemon of one peer.
 pub struct PeerDaemon {
-    /// Number of sessions with the peer that applications on this host have opened.
-    pub opened: u64,
     link: Arc<PeerLink>,
 }
 
@@ -74,18 +73,25 @@ impl PeerDaemon {
         }
     }
 
-    pub fn path(&self) -> PeerPathFigures {
-        self.link.path.lock().path(Instant::now())
+    /// Returns the name of the peer.
+    pub fn name(&self) -> &str {
+        &self.link.name
     }
 
-    /// Returns the present round trip, which includes the time in queues on the path.
-    pub fn round_trip_now(&self) -> Option<Duration> {
-        self.link.path.lock().median()
+    /// Returns what is measured of the connection.
+    pub fn figures(&self) -> PeerFigures {
+        let trouble = self.trouble();
+        let pings = self.link.path.lock();
+        let PeerPathFigures { round_trip, loss } = pings.path(Instant::now());
+        let silence = pings.heard.elapsed();
+        PeerFigures { round_trip, loss, round_trip_now: pings.median(), silence, trouble }
     }
 
-    /// Returns the time since the last message from the peer, or since the start if there was none.
-    pub fn silence(&self) -> Duration {
-        self.link.path.lock().heard.elapsed()
+    /// Closes the connection. Another one is made, from which both ends derive new keys.
+    pub fn close(&self) {
+        if let Some(connection) = self.link.connection.lock().take() {
+            connection.close(0_u32.into(), b"the sessions of this daemon begin anew");
+        }
     }
 
     /// Returns why there is no connection, or `None` if there is one.
@@ -162,7 +168,7 @@ impl PeerLinks {
             false => runtime.spawn(answer(link.clone(), endpoint, remote)),
         };
         runtime.spawn(ping(link.clone()));
-        Ok(PeerDaemon { opened: 0, link })
+        Ok(PeerDaemon { link })
     }
 }
 
@@ -344,8 +350,7 @@ impl PeerLink {
         }
     }
 
-    /// Passes a message of the peer to the session broker. A message that finds the channel full is dropped, and the
-    /// peer repeats it.
+    /// Passes on a message of the peer. A message that finds the channel full is dropped, and the peer repeats it.
     fn on_message(&self, connection: &Connection, say: PeerMessage) {
         self.path.lock().heard = Instant::now();
         match say {

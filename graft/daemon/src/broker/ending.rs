@@ -99,14 +99,9 @@ impl SessionBroker {
         let session_ids: Vec<_> = self.sessions.keys().copied().collect();
         for id in session_ids {
             let Some(session) = self.sessions.get_mut(&id) else { continue };
-            if let Some(daemon) = self.links.daemons.get(session.peer) {
-                session
-                    .said
-                    .iter_mut()
-                    .chain(&mut session.finish)
-                    .filter_map(|said| said.due_message(now))
-                    .for_each(|say| daemon.say(say));
-            }
+            let peer = session.peer;
+            let said = session.said.iter_mut().chain(&mut session.finish);
+            said.filter_map(|said| said.due_message(now)).for_each(|say| self.links.say(peer, say));
             match session.stage {
                 SessionStage::Open => self.try_change(runtime, id),
                 SessionStage::Ending(until) => {

@@ -86,7 +86,7 @@ impl SessionBroker {
     }
 
     pub(super) fn say(&self, peer: usize, say: &PeerMessage) {
-        self.links.daemons.get(peer).into_iter().for_each(|daemon| daemon.say(say));
+        self.links.say(peer, say);
     }
 
     pub(super) fn say_of(&self, id: u64, say: &PeerMessage) {

@@ -27,9 +27,8 @@ impl SessionBroker {
         service: String,
         want: Want,
     ) -> Result<(), Denied> {
-        let Some(daemon) = self.links.daemons.get(peer) else { return Ok(()) };
         let Some(found) = self.peers.get(peer) else { return Ok(()) };
-        let offer = choose(&self.offers, &want, &daemon.path(), found.cipher.is_some());
+        let offer = choose(&self.offers, &want, &self.links.path(peer), found.cipher.is_some());
         let offer = offer.map_err(|refused| denied(&refused))?;
         let graft = offer.graft.clone();
         let in_order = waits(&want, offer);
@@ -186,7 +185,7 @@ impl SessionBroker {
         let is_taken = client.tell(&reply, &descriptors);
         (session.stage, session.said) = (SessionStage::Open, None);
         let peer = session.peer;
-        is_taken.then(|| self.links.daemons.get_mut(peer).into_iter().for_each(|daemon| daemon.opened += 1))
+        is_taken.then(|| self.links.note_opened(peer))
     }
 
     pub(super) fn accepted(&mut self, id: u64) {

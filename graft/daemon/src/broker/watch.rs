@@ -28,13 +28,12 @@ impl SessionBroker {
             };
             let Ok(Some(traffic)) = runtime.traffic(&session.ends) else { continue };
             session.quality.look(&traffic);
-            let Some(daemon) = self.links.daemons.get(session.peer) else { continue };
             let Some(peer) = self.peers.get(session.peer) else { continue };
-            let measured = daemon.path();
+            let measured = self.links.path(session.peer);
             // The expected delay includes queueing, so the present round-trip time is used and not the smallest one.
             // The loss is the larger of two rates: of pings, and of the session's datagrams.
             let path = PeerPathFigures {
-                round_trip: daemon.round_trip_now(),
+                round_trip: self.links.round_trip_now(session.peer),
                 loss: measured.loss.into_iter().chain(session.quality.loss()).reduce(f64::max),
             };
             let Some(offer) = self.offers.iter().find(|offer| offer.graft == session.graft) else {

@@ -14,7 +14,9 @@ use tokio::{
 };
 
 use super::ProbeTarget;
-use crate::sockets::{checksum, payload, raw};
+use millrace_kernel::checksum::checksum;
+
+use crate::sockets::{payload, raw};
 
 /// Time to wait for answers after the last request. Later answers count as lost.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -7,7 +7,7 @@
 #include "address_intf.h"
 #include "caller_intf.h"
 
-#define HOOK_RULES    64
+#define HOOK_RULES    256
 #define HOOK_PEERS    1024
 #define HOOK_ARRIVALS 16384
 #define HOOK_GUESTS   65536

@@ -10,6 +10,8 @@ use nix::sys::socket::{
     socket, sockopt,
 };
 
+use millrace_kernel::checksum::checksum;
+
 use super::SessionEnds;
 
 /// Returns the packet mark (skb->mark) of the daemon's messages. It differs from the mark of functions' packets, and
@@ -43,20 +45,8 @@ fn datagram(ends: &SessionEnds, payload: &[u8]) -> Vec<u8> {
     let ports = [ends.local.port().to_be_bytes(), ends.remote.port().to_be_bytes()].concat();
     let addresses = [octets(ends.local.ip()), octets(ends.remote.ip())].concat();
     let all = [&addresses, &[0, 17][..], &bytes, &ports, &bytes, payload].concat();
-    let check = !sum(&all);
+    let check = checksum(&all);
     // A UDP checksum of 0 means "no checksum", so 0xffff is sent instead.
     let check = if check == 0 { u16::MAX } else { check }.to_be_bytes();
     [&ports[..], &bytes, &check, payload].concat()
-}
-
-/// Returns the one's complement sum of the Internet checksum (RFC 1071), before its final inversion.
-fn sum(bytes: &[u8]) -> u16 {
-    let words = bytes.chunks(2).map(|pair| match *pair {
-        [high, low] => u32::from(u16::from_be_bytes([high, low])),
-        [high] => u32::from(u16::from_be_bytes([high, 0])),
-        _ => 0,
-    });
-    let sum: u32 = words.sum();
-    let sum = (sum & 0xffff) + (sum >> 16);
-    ((sum & 0xffff) + (sum >> 16)) as u16
 }

@@ -234,7 +234,7 @@ fn sock_ops_program_stays_attached_when_another_of_its_cgroup_detaches() {
 #[test]
 fn rule_list_beyond_its_limit_is_refused() {
     let Some(_site) = GraftTestSite::new("room") else { return };
-    let mut tcp = millrace_graft_kernel::Tcp::load().expect("loads");
+    let mut tcp = millrace_graft_kernel::Tcp::load(None).expect("loads");
     tcp.set_rules(&vec![reno(RuleSide::Client); 64]).expect("room");
     let error = tcp.set_rules(&vec![reno(RuleSide::Client); 65]).expect_err("no room");
     assert_eq!(error.to_string(), "too many rules: 65, at most 64");

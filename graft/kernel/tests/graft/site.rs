@@ -104,7 +104,7 @@ fn controls() -> Flock<File> {
 }
 
 pub fn loaded(cgroup: &TestCgroup, rule: &TcpRule) -> Tcp {
-    let mut tcp = Tcp::load().expect("loads");
+    let mut tcp = Tcp::load(None).expect("loads");
     tcp.set_rules(std::slice::from_ref(rule)).expect("rules");
     tcp.attach(&cgroup.path).expect("attached");
     tcp

@@ -30,7 +30,7 @@ const MANY: u32 = 4;
 const LARGE: u64 = 1 << 20;
 
 /// A kind of connection. Connections of one kind are expected to have similar traffic.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TrafficClass {
     /// True if this host opens the connection.
     pub is_client: bool,
@@ -110,7 +110,7 @@ impl FlowFigures {
 }
 
 /// The source of a prediction. `graft why` and metrics use the same names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ExpectationSource {
     /// The operator's settings state the traffic profile of these connections.
     Configured,
@@ -138,7 +138,7 @@ impl ExpectationSource {
 }
 
 /// A prediction for a connection, before it begins.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Expected {
     /// The predicted traffic profile: which delays matter to the application.
     pub profile: TrafficProfile,
@@ -198,7 +198,7 @@ struct KnownClass {
 }
 
 /// A remembered flow and its kind, in the form that is stored and read again.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassLesson {
     /// The kind of the flow.
     pub kind: TrafficClass,

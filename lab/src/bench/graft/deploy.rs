@@ -100,7 +100,7 @@ fn in_place(cgroup: &HostCgroup) -> anyhow::Result<[(&'static str, f64); 3]> {
         settings: Settings { congestion: Some("cubic".to_owned()), ..Settings::default() },
     };
     let start = Instant::now();
-    let mut tcp = Tcp::load()?;
+    let mut tcp = Tcp::load(None)?;
     let loaded = Instant::now();
     tcp.set_rules(&[rule])?;
     let ruled = Instant::now();

@@ -27,8 +27,8 @@ use ring::{
 use rustls::pki_types::{PrivateKeyDer, pem::PemObject as _};
 
 use super::*;
-use crate::tls::make_key;
 use millrace_graft::settings::DaemonSettings;
+use millrace_graft_tls::make_key;
 
 const TEXT: &[u8] = b"what nobody is to read who gets the key tomorrow";
 const PORT: u16 = 7000;

@@ -2,16 +2,30 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use millrace_daemon::openmetrics::Out;
+use millrace_daemon::openmetrics::{self, Out};
 use millrace_graft::status::{CarrierStatus, CarryStatus};
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 
 /// Sums of counters by peer and kind of carrier, sorted by name.
 type CarrierSums<'a> = BTreeMap<(&'a str, &'a str), u64>;
 
 const STATES: [&str; 4] = ["warm", "suspect", "full", "cold"];
 
-/// Writes the metrics of the tunnel broker to `out`.
-pub fn encode(carry: &CarryStatus, out: &mut Out<'_>) -> fmt::Result {
+/// Encodes the metrics of the tunnel broker, for one scrape.
+pub fn encode(status: CarryStatus) -> Result<String, fmt::Error> {
+    openmetrics::encode("millrace_graft", CarrySnapshot(status))
+}
+
+#[derive(Debug)]
+struct CarrySnapshot(CarryStatus);
+
+impl Collector for CarrySnapshot {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        write(&self.0, &mut Out(encoder))
+    }
+}
+
+fn write(carry: &CarryStatus, out: &mut Out<'_>) -> fmt::Result {
     let help = "Connections that match a rule, to hosts with a broker, by the broker's verdict";
     out.counts("hook_verdicts", help, "verdict", &carry.verdicts)?;
     out.counts(
@@ -118,14 +132,14 @@ fn labelled<'a>(sums: &'a CarrierSums<'a>) -> impl Iterator<Item = ([(&'a str, &
 
 #[cfg(test)]
 mod tests {
-    use millrace_graft::status::{FirewallStatus, GatewayStatus, Status};
+    use millrace_graft::status::{FirewallStatus, GatewayStatus};
     use millrace_graft_kernel::hook::HookVerdict;
     use millrace_graft_proto::carry::frame::CarryReason;
 
     use super::*;
 
-    const METRICS: &str = include_str!("../../../../docs/reference/metrics.md");
-    const REASONS: &str = include_str!("../../../../docs/reference/reasons.md");
+    const METRICS: &str = include_str!("../../../docs/reference/metrics.md");
+    const REASONS: &str = include_str!("../../../docs/reference/reasons.md");
 
     #[test]
     fn metric_names_follow_the_documentation() {
@@ -162,8 +176,7 @@ mod tests {
             }),
             ..CarryStatus::default()
         };
-        let status = Status { carry: Some(carry), ..Status::default() };
-        let text = crate::metrics::encode(status).unwrap();
+        let text = super::encode(carry).unwrap();
         for line in [
             r#"millrace_graft_hook_verdicts_total{verdict="redirected"} 1"#,
             r#"millrace_graft_held_packets_total{verdict="asked"} 2"#,
@@ -203,7 +216,7 @@ mod tests {
         for verdict in millrace_graft_kernel::gateway::VERDICTS {
             assert!(REASONS.contains(&format!("| `{verdict}` |")), "{verdict}");
         }
-        for verdict in super::super::openings::Verdict::ALL {
+        for verdict in crate::openings::Verdict::ALL {
             assert!(REASONS.contains(&format!("| `{}` |", verdict.name())), "{}", verdict.name());
         }
         for verdict in millrace_graft_kernel::opening::VERDICTS {

@@ -1,5 +1,5 @@
-//! BPF hooks on cgroups: the daemon's own hook, and hooks for single commands that users run with redirected
-//! connections. All of them redirect connections to the same broker.
+//! The BPF programs that redirect connections to the tunnel broker: those of the daemon's cgroup, and those of single
+//! commands that users run with redirected connections.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -14,44 +14,45 @@ use std::{
     time::Duration,
 };
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use millrace_graft::SideSetting;
 use millrace_graft_kernel::{
-    CallerRule, SelectionMaps, covers, everybody,
-    hook::{Config, Guest, HOOK_RULES, HookPrograms, RedirectRule, RedirectedConnection},
+    CGROUP_LEVELS, CallerRule, SelectionMaps, cgroup_id, covers, everybody,
+    hook::{Config, Guest, HOOK_RULES, HookAttachment, HookPrograms, RedirectRule, RedirectedConnection},
 };
 use parking_lot::Mutex;
 use tokio::net::TcpSocket;
 
-use super::warn_on_error;
+use super::warnings::warn_on_error;
 
-/// Limit of concurrent hooks for single commands.
+/// Limit of concurrent commands with redirected connections.
 const COMMANDS_MAX: usize = 64;
-/// Limit of entries in the cache `inside`, which remembers whether cgroups are in the cgroup of the daemon's own hook.
+/// Limit of entries in the cache `inside`, which remembers whether cgroups are in the cgroup of the daemon's hook.
 const KNOWN_MAX: usize = 4096;
 
-/// The BPF hooks that redirect connections, with the rules and peers that each of them must have.
+/// The BPF programs that redirect connections, with the rules and peers that they must have.
 pub struct Hooks {
-    config: Config,
-    /// Cgroup of the daemon's own hook.
+    /// Cgroup of the daemon's hook.
     cgroup: PathBuf,
+    /// ID of that cgroup.
+    id: u64,
     /// Cache, by cgroup ID: true if the cgroup is `cgroup` or below it. The kernel never uses a cgroup ID twice.
     inside: Mutex<HashMap<u64, bool>>,
     state: Mutex<HookState>,
 }
 
 struct HookState {
-    own: HookPrograms,
-    /// Rules of the daemon's own hook.
+    programs: HookPrograms,
+    /// Attachment to the daemon's cgroup. `None` once the hook was detached.
+    attachment: Option<HookAttachment>,
+    /// Rules of the settings.
     rules: Vec<RedirectRule>,
     /// Ports whose connections are never redirected, whatever the rules say.
     plain: Vec<RangeInclusive<u16>>,
     commands: Vec<HookCommand>,
-    /// Hosts with a tunnel broker, as each hook knows them: the local address of the route to each, and whether a
+    /// Hosts with a tunnel broker, as the programs know them: the local address of the route to each, and whether a
     /// carrier to it is ready ("warm").
     peers: BTreeMap<IpAddr, (IpAddr, bool)>,
-    /// Sums of the counters of hooks whose commands have ended.
-    past: BTreeMap<String, u64>,
     /// Connections from the tunnel broker to servers of this host, in which the server sees the client's address, and
     /// not the broker's, as the remote address. A connection is identified by the broker's address and the server's
     /// port.
@@ -60,7 +61,9 @@ struct HookState {
 
 struct HookCommand {
     cgroup: PathBuf,
-    hook: HookPrograms,
+    id: u64,
+    /// Attachment to the command's cgroup, if that is outside of the daemon's.
+    attachment: Option<HookAttachment>,
     /// Rules for redirecting the command's connections, if the command is a client.
     rules: Vec<RedirectRule>,
     /// Rules for connections of peers to the command's servers, if it has any.
@@ -68,53 +71,75 @@ struct HookCommand {
 }
 
 impl HookState {
-    fn all(&self) -> impl Iterator<Item = &HookPrograms> {
-        std::iter::once(&self.own).chain(self.commands.iter().map(|command| &command.hook))
+    /// Returns the rules for the programs: first those that exclude the `plain` ports from redirection, then those of
+    /// commands, and then those of the settings. The latter hold in the daemon's cgroup, which has the ID `own`.
+    fn all_rules(&self, own: u64) -> Vec<RedirectRule> {
+        let in_place = |ports: RangeInclusive<u16>| RedirectRule {
+            peer: everybody(),
+            ports,
+            caller: CallerRule::default(),
+            strict: false,
+            choice: 0,
+            in_place: true,
+        };
+        let is_wider = self.commands.iter().any(|command| command.attachment.is_some());
+        let within = |rule: &RedirectRule| {
+            let mut rule = rule.clone();
+            rule.caller.cgroup = rule.caller.cgroup.or_else(|| is_wider.then_some(own));
+            rule
+        };
+        let plain = self.plain.iter().cloned().map(in_place);
+        let commands = self.commands.iter().flat_map(|command| command.rules.iter().cloned());
+        let all: Vec<_> = plain.chain(commands).chain(self.rules.iter().map(within)).collect();
+        // If the kernel's table has no space for all of them, nothing is redirected.
+        if all.len() <= HOOK_RULES { all } else { vec![in_place(0..=u16::MAX)] }
+    }
+
+    fn write_rules(&mut self, own: u64) -> anyhow::Result<()> {
+        let rules = self.all_rules(own);
+        Ok(self.programs.set_rules(&rules)?)
     }
 }
 
 impl Hooks {
-    /// Attaches the daemon's own hook. No connection is redirected before rules and peers are set.
-    pub fn attach(config: Config, cgroup: &Path, shared: &SelectionMaps) -> anyhow::Result<Self> {
-        let mut own = HookPrograms::load(&config, Some(shared))?;
-        own.attach(cgroup)?;
-        let commands = Vec::new();
-        let peers = BTreeMap::new();
-        let past = BTreeMap::new();
-        let rules = Vec::new();
-        let plain = Vec::new();
-        let shown = HashSet::new();
-        let state = HookState { own, rules, plain, commands, peers, past, shown };
-        let cgroup = cgroup.to_owned();
-        let inside = Mutex::default();
-        Ok(Self { config, cgroup, inside, state: Mutex::new(state) })
+    /// Loads the programs and attaches them to a cgroup. No connection is redirected before rules and peers are set.
+    pub fn attach(config: &Config, cgroup: &Path, shared: &SelectionMaps) -> anyhow::Result<Self> {
+        let programs = HookPrograms::load(config, shared)?;
+        let state = HookState {
+            attachment: Some(programs.attach(cgroup)?),
+            programs,
+            rules: Vec::new(),
+            plain: Vec::new(),
+            commands: Vec::new(),
+            peers: BTreeMap::new(),
+            shown: HashSet::new(),
+        };
+        let id = cgroup_id(cgroup).with_context(|| format!("cgroup {}", cgroup.display()))?;
+        Ok(Self { cgroup: cgroup.to_owned(), id, inside: Mutex::default(), state: Mutex::new(state) })
     }
 
     /// Detaches all hooks.
     pub fn detach(&self) {
         let mut state = self.state.lock();
-        state.own.detach();
+        state.attachment = None;
         state.commands.clear();
     }
 
     pub fn set_rules(&self, rules: &[RedirectRule]) -> anyhow::Result<()> {
-        let state = &mut *self.state.lock();
+        let mut state = self.state.lock();
         state.rules = rules.to_vec();
-        Ok(state.own.set_rules(&with_plain(&state.plain, rules))?)
+        state.write_rules(self.id)
     }
 
     /// Sets the server ports to which connections are not redirected from now on, whatever the rules say.
     pub fn set_plain(&self, plain: Vec<RangeInclusive<u16>>) -> anyhow::Result<()> {
-        let state = &mut *self.state.lock();
+        let mut state = self.state.lock();
         if state.plain == plain {
             return Ok(());
         }
-        state.own.set_rules(&with_plain(&plain, &state.rules))?;
-        for command in &mut state.commands {
-            command.hook.set_rules(&with_plain(&plain, &command.rules))?;
-        }
-        state.plain = plain;
-        Ok(())
+        let before = std::mem::replace(&mut state.plain, plain);
+        // If the kernel's table cannot be updated, the next call tries again.
+        state.write_rules(self.id).inspect_err(|_| state.plain = before)
     }
 
     /// Returns the server ports to which connections may be redirected.
@@ -129,8 +154,13 @@ impl Hooks {
         ports(self.state.lock().commands.iter().flat_map(|command| &command.serves))
     }
 
-    /// Adds a hook for the processes of this cgroup, which stays until the cgroup is removed or empty.
-    pub fn add(&self, cgroup: &Path, side: SideSetting, rules: Vec<RedirectRule>) -> anyhow::Result<()> {
+    /// Adds rules for the processes of this cgroup, which stay until the cgroup is removed or empty.
+    pub fn add(&self, cgroup: &Path, side: SideSetting, mut rules: Vec<RedirectRule>) -> anyhow::Result<()> {
+        let id = cgroup_id(cgroup).with_context(|| format!("cgroup {}", cgroup.display()))?;
+        if cgroup.components().count() > CGROUP_LEVELS {
+            bail!("cgroup {} lies more than {CGROUP_LEVELS} directories deep", cgroup.display());
+        }
+        let is_inside = is_in(id, &self.cgroup);
         let mut state = self.state.lock();
         if state.commands.len() >= COMMANDS_MAX {
             bail!("{COMMANDS_MAX} commands already run with a hook, and that is the limit");
@@ -138,36 +168,34 @@ impl Hooks {
         if state.commands.iter().any(|command| command.cgroup == cgroup) {
             bail!("cgroup {} already has a hook", cgroup.display());
         }
-        let mut hook = HookPrograms::load(&self.config, None)?;
+        rules.iter_mut().for_each(|rule| rule.caller.cgroup = Some(id));
         let (rules, serves) = match side {
             SideSetting::Client => (rules, Vec::new()),
             SideSetting::Server => (Vec::new(), rules),
         };
-        // The new hook gets the present rules and peers before it is attached, so that it redirects correctly at once.
-        hook.set_rules(&with_plain(&state.plain, &rules))?;
-        for (peer, (near, warm)) in &state.peers {
-            hook.set_peer(*peer, *near, *warm)?;
+        let taken = state.all_rules(self.id).len();
+        if taken + rules.len() > HOOK_RULES {
+            bail!(
+                "the rules of the settings and of other commands have {taken} pairs of a port and a peer, and this command's \
+                 {}: the limit is {HOOK_RULES}",
+                rules.len()
+            );
         }
-        hook.attach(cgroup)?;
-        state.commands.push(HookCommand { cgroup: cgroup.to_owned(), hook, rules, serves });
-        Ok(())
+        let attachment = if is_inside { None } else { Some(state.programs.attach(cgroup)?) };
+        state.commands.push(HookCommand { cgroup: cgroup.to_owned(), id, attachment, rules, serves });
+        let done = state.write_rules(self.id);
+        if done.is_err() {
+            state.commands.pop();
+        }
+        done
     }
 
-    /// Removes the hooks of cgroups that were removed or have no process any more.
-    pub fn prune(&self) {
+    /// Removes the rules of cgroups that were removed or have no process any more.
+    pub fn prune(&self) -> anyhow::Result<()> {
         let mut state = self.state.lock();
-        let HookState { commands, past, .. } = &mut *state;
-        commands.retain_mut(|command| {
-            // The kernel reports `populated 1` while a process is in the cgroup or below it.
-            let events = std::fs::read_to_string(command.cgroup.join("cgroup.events"));
-            let is_populated = events.is_ok_and(|events| events.lines().any(|line| line == "populated 1"));
-            if !is_populated {
-                add_verdicts(past, &mut command.hook);
-                // The cgroup's directory was made for the command, and is empty now.
-                let _ = std::fs::remove_dir(&command.cgroup);
-            }
-            is_populated
-        });
+        let count = state.commands.len();
+        state.commands.retain(|command| is_populated(&command.cgroup));
+        if state.commands.len() == count { Ok(()) } else { state.write_rules(self.id) }
     }
 
     /// Reports whether the cgroup with this ID, or one above it, has a hook.
@@ -192,19 +220,24 @@ impl Hooks {
         self.state.lock().commands.iter().flat_map(|command| &command.serves).any(fits)
     }
 
-    /// Updates the hosts with a tunnel broker in all hooks: `wanted` has all hosts, and whether a carrier to each is
+    /// Updates the hosts with a tunnel broker in the kernel: `wanted` has all hosts, and whether a carrier to each is
     /// ready ("warm"). `near` returns the local address of the route to a host, and is called again for known hosts if
     /// `looks` is set.
     pub fn set_peers(&self, wanted: &BTreeMap<IpAddr, bool>, looks: bool, near: impl Fn(IpAddr) -> IpAddr) {
-        let mut state = self.state.lock();
-        let gone: Vec<_> = state.peers.keys().copied().filter(|peer| !wanted.contains_key(peer)).collect();
-        for peer in gone {
-            state.peers.remove(&peer);
-            let done = state.all().try_for_each(|hook| hook.forget_peer(peer));
-            warn_on_error("a peer cannot be removed from the kernel's table", done);
-        }
+        let state = &mut *self.state.lock();
+        let HookState { programs, peers, .. } = state;
+        peers.retain(|peer, _| {
+            let stays = wanted.contains_key(peer);
+            if !stays {
+                warn_on_error(
+                    "a peer cannot be removed from the kernel's table",
+                    programs.forget_peer(*peer),
+                );
+            }
+            stays
+        });
         for (peer, warm) in wanted {
-            let told = state.peers.get(peer).copied();
+            let told = peers.get(peer).copied();
             let near = match told {
                 // The local address is needed only for a host whose carrier is ready.
                 Some((near, was_warm)) if !warm || (was_warm && !looks) => near,
@@ -213,21 +246,18 @@ impl Hooks {
             if told == Some((near, *warm)) {
                 continue;
             }
-            let done = state.all().try_for_each(|hook| hook.set_peer(*peer, near, *warm));
-            // If a hook cannot be updated, the next call tries again.
-            if done.is_ok() {
-                state.peers.insert(*peer, (near, *warm));
+            // If the kernel's table cannot be updated, the next call tries again.
+            match programs.set_peer(*peer, near, *warm) {
+                Ok(()) => drop(peers.insert(*peer, (near, *warm))),
+                failed => warn_on_error("a peer cannot be written to the kernel's table", failed),
             }
-            warn_on_error("a peer cannot be written to the kernel's table", done);
         }
     }
 
     /// Makes the kernel leave connections to this server alone for some time, so that they are plain TCP.
     pub fn avoid(&self, server: SocketAddr, time: Duration) {
-        warn_on_error(
-            "a server cannot be excluded from tunnelling",
-            self.state.lock().all().try_for_each(|hook| hook.avoid(server, time)),
-        );
+        let done = self.state.lock().programs.avoid(server, time);
+        warn_on_error("a server cannot be excluded from tunnelling", done);
     }
 
     /// Creates a socket for a connection to `to` that the hooks ignore.
@@ -239,35 +269,35 @@ impl Hooks {
 
     /// Makes the hooks ignore this socket. Must be called before it connects.
     pub fn exempt(&self, socket: BorrowedFd<'_>) -> anyhow::Result<()> {
-        Ok(self.state.lock().all().try_for_each(|hook| hook.exempt(socket))?)
+        Ok(self.state.lock().programs.exempt(socket)?)
     }
 
     /// Returns what the kernel has recorded about the redirected connection that comes from this address.
     pub fn arrival(&self, from: SocketAddr) -> Option<RedirectedConnection> {
-        self.state.lock().all().find_map(|hook| hook.arrival(from).ok().flatten())
+        let state = self.state.lock();
+        let mut arrival = state.programs.arrival(from).ok().flatten()?;
+        // Only a cgroup that the settings name belongs to the class of a connection.
+        let is_unnamed = arrival.cgroup == self.id || state.commands.iter().any(|it| it.id == arrival.cgroup);
+        if is_unnamed {
+            arrival.cgroup = 0;
+        }
+        Some(arrival)
     }
 
     /// Tells the kernel that the connection from this address will be redirected to the tunnel broker again when its
     /// SYN is repeated.
     pub fn expect(&self, from: SocketAddr, arrival: &RedirectedConnection) {
-        warn_on_error(
-            "a repeated SYN cannot be announced to the kernel",
-            self.state.lock().own.expect(from, arrival),
-        );
+        let done = self.state.lock().programs.expect(from, arrival);
+        warn_on_error("a repeated SYN cannot be announced to the kernel", done);
     }
 
     /// Makes the server see this client's address, not the tunnel broker's, as the connection's remote address, until
     /// the returned guard is dropped.
     pub fn show(&self, guest: Guest, client: SocketAddr) -> anyhow::Result<ShownClient<'_>> {
         let mut state = self.state.lock();
-        let shown = ShownClient { hooks: self, guest };
+        state.programs.show(guest, client)?;
         state.shown.insert(key(guest));
-        let done = state.all().try_for_each(|hook| hook.show(guest, client));
-        // On an error the guard `shown` is dropped, which locks `state` again, so this function releases its lock
-        // first.
-        drop(state);
-        done?;
-        Ok(shown)
+        Ok(ShownClient { hooks: self, guest })
     }
 
     /// Reports whether the server of a connection sees its client's address instead of this address of the tunnel
@@ -276,13 +306,10 @@ impl Hooks {
         self.state.lock().shown.contains(&key(guest))
     }
 
+    /// Returns the number of connections by the programs' verdict.
     pub fn verdicts(&self) -> BTreeMap<String, u64> {
-        let mut state = self.state.lock();
-        let HookState { own, commands, past, .. } = &mut *state;
-        let mut sums = past.clone();
-        let hooks = std::iter::once(own).chain(commands.iter_mut().map(|command| &mut command.hook));
-        hooks.for_each(|hook| add_verdicts(&mut sums, hook));
-        sums
+        let counts = self.state.lock().programs.verdicts().unwrap_or_default();
+        counts.into_iter().map(|(verdict, count)| (verdict.name().to_owned(), count)).collect()
     }
 }
 
@@ -296,21 +323,10 @@ fn ports<'a>(rules: impl Iterator<Item = &'a RedirectRule>) -> Vec<RangeInclusiv
     ports
 }
 
-/// Returns the rules for a hook: first rules that exclude the `plain` ports from redirection, then `rules`. If the
-/// hook's table has no space for all of them, nothing is redirected.
-fn with_plain(plain: &[RangeInclusive<u16>], rules: &[RedirectRule]) -> Vec<RedirectRule> {
-    let in_place = |ports: RangeInclusive<u16>| RedirectRule {
-        peer: everybody(),
-        ports,
-        caller: CallerRule::default(),
-        strict: false,
-        choice: 0,
-        in_place: true,
-    };
-    match plain.len() + rules.len() <= HOOK_RULES {
-        true => plain.iter().cloned().map(in_place).chain(rules.iter().cloned()).collect(),
-        false => vec![in_place(0..=u16::MAX)],
-    }
+/// Reports whether a process is in the cgroup or below it.
+pub fn is_populated(cgroup: &Path) -> bool {
+    let events = std::fs::read_to_string(cgroup.join("cgroup.events"));
+    events.is_ok_and(|events| events.lines().any(|line| line == "populated 1"))
 }
 
 /// Reports whether the cgroup is `top` or below it. A cgroup's ID is the inode number of its directory.
@@ -336,13 +352,7 @@ impl Drop for ShownClient<'_> {
     fn drop(&mut self) {
         let mut state = self.hooks.state.lock();
         state.shown.remove(&key(self.guest));
-        let done = state.all().try_for_each(|hook| hook.show_no_more(self.guest));
+        let done = state.programs.show_no_more(self.guest);
         warn_on_error("a shown client cannot be removed from the kernel's table", done);
-    }
-}
-
-fn add_verdicts(sums: &mut BTreeMap<String, u64>, hook: &mut HookPrograms) {
-    for (verdict, count) in hook.verdicts().unwrap_or_default() {
-        *sums.entry(verdict.name().to_owned()).or_default() += count;
     }
 }

@@ -27,7 +27,7 @@ use tracing::{debug, warn};
 
 use super::{
     firewall::{ConnectionEnd, FirewallRules},
-    listeners::Listeners,
+    listeners::BoundListeners,
     owner::socket_of,
     syn,
 };
@@ -83,7 +83,7 @@ verdicts! {
 pub struct TunnelOpenings {
     kernel: Kernel,
     /// Listeners to which incoming test packets are assigned once they have passed the chain INPUT.
-    _ends: Listeners,
+    _ends: BoundListeners,
     firewall: Mutex<FirewallRules>,
     /// Firewall rules that force connections to be plain TCP, and that were already logged.
     named: Mutex<Vec<String>>,
@@ -94,10 +94,10 @@ pub struct TunnelOpenings {
 }
 
 impl TunnelOpenings {
-    /// Loads the BPF programs. `cgroup` is the cgroup of this process.
-    pub fn start(cgroup: &Path) -> anyhow::Result<Self> {
+    /// Loads the BPF programs and attaches them. `cgroup` is the cgroup of this process.
+    pub fn load(cgroup: &Path) -> anyhow::Result<Self> {
         let kernel = Kernel::load(cgroup)?;
-        let ends = Listeners::nowhere()?;
+        let ends = BoundListeners::nowhere()?;
         for (socket, is_v6) in ends.sockets().zip([false, true]) {
             kernel.end_at(socket, is_v6)?;
         }

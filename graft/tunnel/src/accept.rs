@@ -23,7 +23,7 @@ use super::{
     stream::{CarrierStream, Home},
     tcp,
 };
-use crate::{callers::Callers, tls::Tls};
+use millrace_graft_tls::{Tls, callers::Callers};
 
 /// Time limit for an answer of the host that made the connection. Only that host has measured the round-trip time, so
 /// this limit is long: it only has to detect dead connections.

@@ -94,8 +94,7 @@ mod tests {
                 }
                 meter.end();
             }
-            let kinds = purposes.kinds();
-            let kinds = kinds.lock().unwrap();
+            let kinds = purposes.kinds().lock();
             assert_eq!(kinds.iter().collect::<Vec<_>>(), [&kind(is_client)]);
             // The connection above had 5 exchanges, with 2500 bytes in each direction in total.
             let expected = millrace_graft::Settings::default().expected(&kind(is_client), &kinds);

@@ -27,6 +27,7 @@ const OF_KNOWN: usize = 32;
 /// Number of the latest addresses of each peer that count as known because the peer has shown its key from there.
 const REMEMBERED: usize = 8;
 
+/// The handshakes in progress, and the addresses from which peers have shown their keys.
 #[derive(Clone)]
 pub struct Callers(Arc<Mutex<CallerState>>);
 

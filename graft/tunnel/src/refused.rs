@@ -62,7 +62,7 @@ mod tests {
 
     use super::*;
 
-    const DOCUMENTED: &str = include_str!("../../../../docs/guide/carried.md");
+    const DOCUMENTED: &str = include_str!("../../../docs/guide/carried.md");
 
     #[test]
     fn refused_carrier_connections_are_counted_by_reason() {

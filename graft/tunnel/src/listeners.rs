@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{self, IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::{AsFd, BorrowedFd},
     time::Duration,
 };
@@ -10,21 +10,29 @@ use std::{
 use anyhow::Context as _;
 use millrace_graft_kernel::hook::HookPorts;
 use nix::sys::socket::{setsockopt, sockopt};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::{TcpListener, TcpStream};
 use tracing::warn;
 
-const BACKLOG: u32 = 4096;
+const BACKLOG: i32 = 4096;
 /// Addresses that are assigned to no host (RFC 7600, RFC 6666), for listeners that nobody can connect to.
 const NOBODY4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
 const NOBODY6: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 1);
 
-/// Listening sockets on loopback (also IPv6 where the host has it), or at addresses that nobody can connect to.
+/// Listening sockets on loopback (also IPv6 where the host has it), or at addresses that nobody can connect to. They
+/// are made without an async runtime; [`Self::serve`] needs one.
+pub struct BoundListeners {
+    v4: net::TcpListener,
+    v6: Option<net::TcpListener>,
+}
+
+/// Listening sockets that tasks accept connections from.
 pub struct Listeners {
     v4: TcpListener,
     v6: Option<TcpListener>,
 }
 
-impl Listeners {
+impl BoundListeners {
     /// Creates listeners on loopback, each at a port that the kernel chooses.
     pub fn bind() -> anyhow::Result<Self> {
         Self::with(Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST, false)
@@ -49,7 +57,7 @@ impl Listeners {
 
     /// Returns the ports of the listeners.
     pub fn ports(&self) -> io::Result<HookPorts> {
-        let v6 = self.v6.as_ref().map(TcpListener::local_addr).transpose()?;
+        let v6 = self.v6.as_ref().map(net::TcpListener::local_addr).transpose()?;
         Ok(HookPorts { v4: self.v4.local_addr()?.port(), v6: v6.map(|at| at.port()) })
     }
 
@@ -57,6 +65,14 @@ impl Listeners {
         [Some(&self.v4), self.v6.as_ref()].into_iter().flatten().map(AsFd::as_fd)
     }
 
+    /// Makes the connections available to tasks. Must be called inside of a tokio runtime.
+    pub fn serve(self) -> io::Result<Listeners> {
+        let v6 = self.v6.map(TcpListener::from_std).transpose()?;
+        Ok(Listeners { v4: TcpListener::from_std(self.v4)?, v6 })
+    }
+}
+
+impl Listeners {
     /// Returns the address of the listener at which connections from `from` arrive.
     pub fn original_destination(&self, from: SocketAddr) -> io::Result<SocketAddr> {
         match &self.v6 {
@@ -91,11 +107,12 @@ impl Listeners {
     }
 }
 
-fn listen(at: SocketAddr, transparent: bool) -> io::Result<TcpListener> {
-    let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+fn listen(at: SocketAddr, transparent: bool) -> io::Result<net::TcpListener> {
+    let socket = Socket::new(Domain::for_address(at), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
     setsockopt(&socket, sockopt::IpTransparent, &transparent)?;
-    socket.bind(at)?;
-    socket.listen(BACKLOG)
+    socket.bind(&at.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
 }
 
 /// Returns the address in the form that the kernel uses: an IPv4-mapped IPv6 address becomes IPv4.

@@ -3,6 +3,9 @@
 //!
 //! With a pinned key only the certificate's key is checked. The certificate may be self-signed, and its dates and names
 //! do not matter.
+#![deny(missing_docs)]
+
+pub mod callers;
 
 use std::{fs::OpenOptions, io::Write as _, os::unix::fs::OpenOptionsExt as _, path::Path, sync::Arc};
 

@@ -8,7 +8,7 @@ use std::{
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::sockets::checksum;
+use millrace_kernel::checksum::checksum;
 
 /// IPPROTO_RAW: a socket of this protocol sends packets that include their IP header.
 const PROTOCOL_RAW: i32 = 255;

@@ -11,6 +11,7 @@
 //!
 //! [`meter`] counts the bytes of a connection. [`purposes`] predicts from these counts how the next connection will be
 //! used.
+#![deny(missing_docs)]
 
 mod accept;
 mod carrier;
@@ -47,6 +48,7 @@ mod table;
 mod tcp;
 pub mod text;
 mod warm;
+mod warnings;
 mod watch;
 pub mod watchdog;
 
@@ -66,19 +68,62 @@ use millrace_graft_kernel::{
     SelectionMaps,
     hook::{Config, HOOK_RULES, RedirectRule},
 };
-use millrace_graft_proto::select::kind::Kinds;
+use millrace_graft_tls::Tls;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use parking_lot::{Mutex, RwLock};
 use quinn::Endpoint;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{info, warn};
 
+pub use self::hooks::is_populated;
 use self::{
-    carrier::CarrierRoute, carriers::Carriers, context::CarryContext, gateway::CarryGateway, hooks::Hooks,
-    listeners::Listeners, openings::TunnelOpenings, peer_pool::PeerPoolTask, ports::PortRange,
-    purposes::Purposes, strict::Strict, table::TunnelTable, watch::TunnelWatch,
+    carrier::CarrierRoute,
+    carriers::Carriers,
+    context::CarryContext,
+    gateway::{CarryGateway, GatewayInKernel},
+    hooks::Hooks,
+    listeners::BoundListeners,
+    openings::TunnelOpenings,
+    peer_pool::PeerPoolTask,
+    ports::PortRange,
+    purposes::Purposes,
+    strict::{Strict, StrictPrograms},
+    table::TunnelTable,
+    watch::TunnelWatch,
 };
-use super::tls::Tls;
+
+/// What the tunnel broker has in the kernel: its BPF programs, attached, with their sockets. To make it needs
+/// capabilities that the broker itself does without, since it parses what peers send.
+pub struct TunnelPrograms {
+    hooks: Hooks,
+    /// Listeners that accept redirected connections at once.
+    early: BoundListeners,
+    strict: StrictPrograms,
+    openings: TunnelOpenings,
+    gateway: Option<GatewayInKernel>,
+    /// Random number that distinguishes this broker from earlier ones.
+    run: u64,
+}
+
+impl TunnelPrograms {
+    /// Loads and attaches the programs. They redirect no connection before the broker has rules and carriers. `shared`
+    /// has the maps in which a model chooses between the broker and direct connections.
+    ///
+    /// # Errors
+    /// The kernel rejects a program, an interface of the gateway does not exist, or no port is free.
+    pub fn load(settings: &Settings, shared: &SelectionMaps) -> anyhow::Result<Self> {
+        let early = BoundListeners::bind()?;
+        let strict = StrictPrograms::load()?;
+        let config = Config { early: early.ports()?, strict: strict.listeners.ports()? };
+        let hooks = Hooks::attach(&config, &settings.top_cgroup()?, shared)?;
+        let run = run()?;
+        let gateway =
+            settings.gateway.as_ref().map(|gateway| GatewayInKernel::load(gateway, run)).transpose()?;
+        let openings = TunnelOpenings::load(&own_cgroup().context("no cgroup of version 2 is mounted")?)
+            .context("cannot ask this host's firewall")?;
+        Ok(Self { hooks, early, strict, openings, gateway, run })
+    }
+}
 
 /// Number of file descriptors that are kept free of tunnelled connections, for all other uses in the daemon.
 const OTHER_DESCRIPTORS: u64 = 256;
@@ -107,19 +152,13 @@ pub struct TunnelBroker {
 }
 
 impl TunnelBroker {
-    /// Starts the tunnel broker, if the settings have the sections [carry] and [agreement]. `kinds` contains statistics
-    /// of past connections, grouped by kind of traffic. Each connection that ends is added to them.
+    /// Starts the tunnel broker, which uses these programs. Must be called inside of a tokio runtime.
     ///
     /// # Errors
-    /// A key is not usable, the broker cannot listen on an address, or the kernel rejects a hook.
-    pub fn start(
-        settings: &Settings,
-        cgroup: &Path,
-        shared: &SelectionMaps,
-        kinds: Arc<std::sync::Mutex<Kinds>>,
-    ) -> anyhow::Result<Option<Self>> {
-        let (Some(carry), Some(agreement)) = (&settings.carry, &settings.agreement) else { return Ok(None) };
-        let tls = Tls::new(agreement)?;
+    /// A key is not usable, or the broker cannot listen on an address.
+    pub fn start(settings: &Settings, programs: TunnelPrograms) -> anyhow::Result<Self> {
+        let carry = settings.carry.as_ref().context("no [carry]")?;
+        let tls = Tls::new(settings.agreement.as_ref().context("no [agreement]")?)?;
         let endpoint = match carry.listen.filter(|_| carry.has(CarrierKind::Quic)) {
             Some(at) => Some(dial::endpoint(at, Some(dial::server_config(&tls, carry)?))?),
             None => None,
@@ -128,23 +167,20 @@ impl TunnelBroker {
         // to a peer.
         tcp::check(&carry.carriers, &carry.pool)?;
         let pools = carry.listen.map_or(Ok(Vec::new()), |at| tcp::listen(at, &carry.carriers))?;
-        let listeners = Listeners::bind()?;
-        let (strict, asks) = Strict::new()?;
-        let config = Config { early: listeners.ports()?, strict: strict.listeners().ports()? };
-        let hooks = Arc::new(Hooks::attach(config, cgroup, shared)?);
+        let TunnelPrograms { hooks, early, strict, openings, gateway, run } = programs;
+        let (strict, asks) = Strict::new(strict)?;
+        let hooks = Arc::new(hooks);
         let table = Arc::new(TunnelTable::new(descriptors(carry.connections)?, carry.window, carry.memory));
-        let run = run()?;
         let servers = RwLock::default();
         let warm = carry.warm;
+        let gateway = settings.gateway.as_ref().zip(gateway);
         let gateway =
-            settings.gateway.as_ref().map(|gateway| CarryGateway::start(gateway, run)).transpose()?;
-        let openings = TunnelOpenings::start(&own_cgroup().context("no cgroup of version 2 is mounted")?)
-            .context("cannot ask this host's firewall")?;
+            gateway.map(|(settings, in_kernel)| CarryGateway::new(settings, in_kernel)).transpose()?;
         let (gateway, behind) = gateway.map(|(gateway, asks)| (Arc::new(gateway), asks)).unzip();
         let carriers = Arc::new(Carriers::new(hooks.clone(), gateway.clone(), table.clone()));
         let carriers_wanted = carry.carriers.clone();
         let watch = TunnelWatch::default();
-        let purposes = Arc::new(Purposes::new(kinds));
+        let purposes = Arc::new(Purposes::default());
         let context = Arc::new(CarryContext {
             run,
             hooks,
@@ -160,7 +196,7 @@ impl TunnelBroker {
             purposes,
         });
         let mut tasks = JoinSet::new();
-        tasks.spawn(redirected::accept(context.clone(), listeners));
+        tasks.spawn(redirected::accept(context.clone(), early.serve()?));
         let strict = Arc::new(strict);
         tasks.spawn(strict::accept(strict.clone()));
         tasks.spawn(strict::answer_all(context.clone(), strict.clone(), asks));
@@ -183,7 +219,7 @@ impl TunnelBroker {
         let carry = carry.clone();
         let broker = Self { carry, context, strict, endpoint, tls, rules, calls, tasks };
         broker.apply(settings)?;
-        Ok(Some(broker))
+        Ok(broker)
     }
 
     /// Applies changed rules and peers. Connections with peers that are unchanged continue.
@@ -273,7 +309,9 @@ impl TunnelBroker {
     /// Does the periodic work, about once a second. `rules` are the redirection rules that the settings and cgroups
     /// require now.
     pub fn tick(&self, rules: Vec<RedirectRule>) {
-        self.context.hooks.prune();
+        if let Err(error) = self.context.hooks.prune() {
+            warn!("rules of commands that have ended cannot be removed from the kernel: {error:#}");
+        }
         // The local addresses of the routes to a peer may change while its carriers stay open.
         self.context.carriers.refresh();
         self.context.gateway.iter().for_each(|gateway| gateway.tick());
@@ -306,9 +344,14 @@ impl TunnelBroker {
         self.context.gateway.as_ref().and_then(|gateway| gateway.trouble())
     }
 
-    /// Returns the tunnelled connections that have begun, changed or ended since the last call.
+    /// Returns the tunnelled connections that have begun or ended since the last call.
     pub fn take_flows(&self) -> Vec<CarriedFlow> {
         self.context.watch.take()
+    }
+
+    /// Returns the statistics of past connections, from which the use of new ones is predicted.
+    pub fn purposes(&self) -> &Purposes {
+        &self.context.purposes
     }
 
     /// Returns the addresses of hosts with a tunnel broker, and whether a carrier to each is ready ("warm").
@@ -359,12 +402,6 @@ impl Drop for TunnelBroker {
             endpoint.close(0_u32.into(), b"the broker ends");
         }
         self.context.carriers.set_peers(&[]);
-    }
-}
-
-fn warn_on_error(what: &str, done: Result<(), millrace_graft_kernel::Error>) {
-    if let Err(error) = done {
-        warn!("{what}: {error}");
     }
 }
 

@@ -31,7 +31,7 @@ use super::{
     stream::{CarrierStream, PATIENCE},
     warm,
 };
-use crate::{callers::Callers, tls::Tls};
+use millrace_graft_tls::{Tls, callers::Callers};
 
 /// Interval of QUIC keep-alive packets on a carrier.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);

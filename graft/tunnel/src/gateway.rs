@@ -23,9 +23,9 @@ use tracing::{debug, warn};
 
 use super::{
     kernel_events::KernelEvents,
-    listeners::{Listeners, canonical},
+    listeners::{BoundListeners, Listeners, canonical},
     syn::SynSender,
-    warn_on_error,
+    warnings::warn_on_error,
     watchdog::TunnelWatchdog,
 };
 
@@ -69,28 +69,47 @@ impl Drop for HeldSyn<'_> {
     }
 }
 
-impl CarryGateway {
+/// The gateway's programs in the kernel and its routing, before tasks use them.
+pub struct GatewayInKernel {
+    kernel: kernel::GatewayPrograms,
+    asks: kernel::GatewaySyns,
+    watchdog: TunnelWatchdog,
+    listeners: BoundListeners,
+    run: GatewayRun,
+}
+
+impl GatewayInKernel {
+    /// Loads and attaches the programs, adds the routing, and starts the process that removes it.
+    ///
     /// # Errors
     /// An interface does not exist, or the kernel rejects the programs or the routing.
-    pub fn start(
-        settings: &settings::GatewaySettings,
-        run: u64,
-    ) -> anyhow::Result<(Self, KernelEvents<GatewaySyn>)> {
+    pub fn load(settings: &settings::GatewaySettings, run: u64) -> anyhow::Result<Self> {
         // A packet mark has only 16 bits for the random number that distinguishes this broker process from earlier
         // ones.
         let run = GatewayRun((run & 0xffff) as u16);
-        let listeners = Listeners::transparent()?;
+        let listeners = BoundListeners::transparent()?;
         let ports = listeners.ports()?;
         let (mut kernel, asks) = kernel::GatewayPrograms::load(&Config { run, v4: ports.v4, v6: ports.v6 })?;
         let watchdog = TunnelWatchdog::start(run, &settings.interfaces)?;
         settings.networks.iter().try_for_each(|network| kernel.add_inside(*network))?;
         kernel.stay(STAY)?;
         kernel.attach(&settings.interfaces, None)?;
+        Ok(Self { kernel, asks, watchdog, listeners, run })
+    }
+}
+
+impl CarryGateway {
+    /// Makes the gateway available to tasks. Must be called inside of a tokio runtime.
+    pub fn new(
+        settings: &settings::GatewaySettings,
+        in_kernel: GatewayInKernel,
+    ) -> anyhow::Result<(Self, KernelEvents<GatewaySyn>)> {
+        let GatewayInKernel { kernel, asks, watchdog, listeners, run } = in_kernel;
         let gateway = Self {
             kernel,
             watchdog: Mutex::new(Some(watchdog)),
             settings: settings.clone(),
-            listeners,
+            listeners: listeners.serve()?,
             wire: SynSender::new(None)?,
             again: SynSender::new(Some(run.mark_again()))?,
             waiting: Mutex::default(),

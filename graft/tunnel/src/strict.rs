@@ -4,7 +4,7 @@
 use std::{collections::HashMap, io, net::SocketAddr, os::fd::AsFd as _, sync::Arc, time::Duration};
 
 use millrace_graft_kernel::{
-    hold::{self, Hold, HoldSyn},
+    hold::{self, Hold, HoldSyn, HoldSyns},
     hook::RedirectedConnection,
 };
 use millrace_graft_proto::carry::frame::{CarryFrame, CarryReason, OpenFrame};
@@ -17,13 +17,13 @@ use super::{
     carrier_error::CarrierError,
     context::CarryContext,
     kernel_events::KernelEvents,
-    listeners::{Listeners, canonical},
+    listeners::{BoundListeners, Listeners, canonical},
     meter::TransferMeter,
     pump::{PumpEnd, TunnelPump, prepare},
     redirected,
     stream::CarrierStream,
     syn::SynSender,
-    warn_on_error,
+    warnings::warn_on_error,
     watch::TunnelRecord,
 };
 
@@ -40,17 +40,30 @@ pub struct Strict {
     admitted: Mutex<HashMap<SocketAddr, oneshot::Sender<TcpStream>>>,
 }
 
-impl Strict {
-    pub fn new() -> anyhow::Result<(Self, KernelEvents<HoldSyn>)> {
-        let (hold, asks) = Hold::load()?;
-        let listeners = Listeners::bind()?;
-        let wire = SynSender::new(None)?;
-        listeners.sockets().try_for_each(|socket| hold.attach(socket))?;
-        Ok((Self { hold, listeners, wire, admitted: Mutex::default() }, KernelEvents::new(asks)?))
-    }
+/// The BPF program that holds SYNs, and its listeners, before tasks use them.
+pub struct StrictPrograms {
+    hold: Hold,
+    asks: HoldSyns,
+    pub listeners: BoundListeners,
+}
 
-    pub fn listeners(&self) -> &Listeners {
-        &self.listeners
+impl StrictPrograms {
+    /// Loads the program and attaches it to new listeners.
+    pub fn load() -> anyhow::Result<Self> {
+        let (hold, asks) = Hold::load()?;
+        let listeners = BoundListeners::bind()?;
+        listeners.sockets().try_for_each(|socket| hold.attach(socket))?;
+        Ok(Self { hold, asks, listeners })
+    }
+}
+
+impl Strict {
+    /// Makes the held SYNs available to tasks. Must be called inside of a tokio runtime.
+    pub fn new(programs: StrictPrograms) -> anyhow::Result<(Self, KernelEvents<HoldSyn>)> {
+        let StrictPrograms { hold, asks, listeners } = programs;
+        let listeners = listeners.serve()?;
+        let wire = SynSender::new(None)?;
+        Ok((Self { hold, listeners, wire, admitted: Mutex::default() }, KernelEvents::new(asks)?))
     }
 
     /// Returns the names of the BPF program's verdicts on held SYNs, and how many SYNs got each.
