@@ -179,11 +179,14 @@ impl ProgramFunctions {
             .include_func_info(true);
         let mut types = HashMap::new();
         let mut known = std::mem::take(&mut self.by_program);
+        // If the information about a program cannot be read, the iterator ends there. The next call then finds that
+        // newer programs exist, and lists all of them again.
+        self.newest = 0;
         for info in ProgInfoIter::with_query_opts(options) {
             let functions = known.remove(&info.id).unwrap_or_else(|| functions(&info, &mut types));
             self.by_program.insert(info.id, functions);
+            self.newest = info.id;
         }
-        self.newest = newest;
         Ok(true)
     }
 

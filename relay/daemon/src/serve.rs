@@ -242,11 +242,11 @@ async fn keep_up(
         }
         match watch.look(asked) {
             Some(Ok(certificate)) => {
+                server.set_certificate(&certificate);
                 info!(
                     sha256 = tls::fingerprint(&certificate),
                     "a new certificate is in use for new sessions"
                 );
-                server.set_certificate(&certificate);
                 // The new certificate is in use already, so an error only means that clients read the old file.
                 if let Err(error) = written.write(made, &certificate) {
                     error!(%error, "cannot write the new certificate to the file of tls-self-signed-out");

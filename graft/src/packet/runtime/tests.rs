@@ -10,6 +10,7 @@ use std::process::Command;
 
 use millrace_testkit::StopOnDrop;
 use nix::sched::{CloneFlags, setns};
+use nix::sys::socket::{setsockopt, sockopt};
 
 use super::*;
 use crate::ObjectIdentity;
@@ -75,6 +76,8 @@ impl RuntimeSite {
             let socket = self.inside(side, || UdpSocket::bind(address(side)).expect("bind"));
             socket.connect(address(1 - side)).expect("connect");
             socket.set_read_timeout(Some(LONG)).expect("timeout");
+            // A receiver that gets no CPU for a while loses nothing.
+            setsockopt(&socket, sockopt::RcvBufForce, &(64 << 20)).expect("room");
             socket
         })
     }
