@@ -6,7 +6,7 @@ use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::bail;
 use millrace_daemon::{
-    daemon::{self, DaemonFrame, Observed, Reloads},
+    daemon::{DaemonFrame, Reloads},
     log,
 };
 use millrace_graft::{
@@ -25,6 +25,7 @@ use super::{
     link::LinkRequest,
     metrics,
     probe::{ProbeStatus, ProbeTarget, Probes},
+    worker::{Served, WorkerProcess, another},
 };
 
 /// Capabilities that this process keeps: to listen on a port below 1024, and to probe a path by ICMP.
@@ -47,7 +48,7 @@ pub async fn run(setup: AgreementPartSetup, frame: DaemonFrame) -> anyhow::Resul
     agreements.follow(&daemon).await?;
     // A task of its own waits for the other process, so that requests are served meanwhile.
     let following = tokio::spawn(follow(daemon.clone(), agreements));
-    let done = frame.run(&daemon).await;
+    let done = frame.run(&Arc::new(Served(daemon.clone()))).await;
     daemon.host.link.end();
     following.abort();
     done
@@ -135,38 +136,20 @@ impl RunningAgreements {
     }
 }
 
-impl Observed for AgreementPart {
-    type Status = status::Status;
-
-    fn status(&self) -> anyhow::Result<status::Status> {
+impl WorkerProcess for AgreementPart {
+    fn share(&self) -> anyhow::Result<Status> {
         let trouble = self.disagrees.lock().iter().cloned().collect();
-        Ok(status::Status { trouble, log_lines_dropped: log::dropped(), ..status::Status::default() })
+        let in_place =
+            status::Status { trouble, log_lines_dropped: log::dropped(), ..status::Status::default() };
+        Ok(Status { in_place, ..Status::default() })
     }
 
-    fn metrics(&self) -> anyhow::Result<String> {
+    fn page(&self) -> anyhow::Result<String> {
         Ok(metrics::of_probes(self.probed())?)
     }
 
-    fn is_well(&self) -> bool {
-        self.disagrees.lock().is_none()
-    }
-}
-
-impl daemon::Daemon for AgreementPart {
-    type Request = GraftRequest;
-    type Answer = GraftAnswer;
-    type Caller = ();
-
-    fn caller(&self) {}
-
-    fn answer(&self, (): &mut (), request: GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
+    fn answer(&self, request: GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
         match request {
-            GraftRequest::Status => {
-                let share = Status { in_place: self.status()?, ..Status::default() };
-                Ok(Some(GraftAnswer::Status(share.into())))
-            }
-            GraftRequest::Metrics => Ok(Some(GraftAnswer::Metrics(self.metrics()?))),
-            GraftRequest::Reload => daemon::Daemon::reload(self).map(|()| None),
             GraftRequest::Probe { peer, udp_port, period_ms, duration_ms } => {
                 let ms = Duration::from_millis;
                 let target = ProbeTarget { peer, udp_port };
@@ -175,7 +158,7 @@ impl daemon::Daemon for AgreementPart {
                 Ok(None)
             }
             GraftRequest::Probes => Ok(Some(GraftAnswer::Probed(self.probed()))),
-            _ => bail!("another part of the daemon serves this request"),
+            _ => bail!(another()),
         }
     }
 
@@ -186,10 +169,6 @@ impl daemon::Daemon for AgreementPart {
 
     fn reloads(&self) -> &Reloads {
         &self.reloads
-    }
-
-    fn tick(&self) -> anyhow::Result<()> {
-        Ok(())
     }
 
     fn linked(self: &Arc<Self>, _name: &str, partner: OwnedFd) {

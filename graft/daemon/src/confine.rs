@@ -82,12 +82,12 @@ const BPF_MAKES: [u64; 17] = [
     36, // BPF_TOKEN_CREATE
 ];
 
-/// What a confined process may do with BPF.
+/// The use of the system call `bpf` that is left to a confined process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BpfUse {
-    /// Nothing.
+    /// The process may not call `bpf`.
     None,
-    /// It uses the maps and programs whose descriptors it has.
+    /// The process uses the maps and programs whose descriptors it has, and can neither make nor find others.
     OfDescriptors,
 }
 

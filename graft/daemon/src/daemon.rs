@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::Context as _;
 use millrace_daemon::{
-    daemon::{Observed, PartProcess, Reloads},
+    daemon::{PartProcess, Reloads},
     log,
 };
 use millrace_graft::{
@@ -26,10 +26,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use super::{
-    metrics,
-    tunnel_link::{REPORT, TunnelReport},
-};
+use super::tunnel_link::{REPORT, TunnelReport};
 
 /// Reports of tunnelled connections for which the answer to a question about an unknown connection waits.
 const REPORTS_AWAITED: u32 = 3;
@@ -305,7 +302,7 @@ impl GraftDaemon {
     }
 
     /// Returns the problems that need the operator's attention.
-    pub fn trouble(&self) -> Vec<String> {
+    fn trouble(&self) -> Vec<String> {
         let mut trouble = self.runtime.lock().trouble();
         trouble.extend(self.not_kept.lock().clone());
         trouble
@@ -316,26 +313,15 @@ impl GraftDaemon {
         Ok(self.runtime.lock().explain_peer(peer)?)
     }
 
-    /// Returns the measured paths to peers.
-    pub fn paths(&self) -> Vec<status::PeerPath> {
-        self.runtime.lock().paths()
-    }
-}
-
-impl Observed for GraftDaemon {
-    type Status = Status;
-
-    fn status(&self) -> anyhow::Result<Status> {
+    /// Returns the status of this process.
+    pub fn status(&self) -> anyhow::Result<Status> {
         let status = self.runtime.lock().status()?;
         Ok(Status { trouble: self.trouble(), log_lines_dropped: log::dropped(), ..status })
     }
 
-    fn metrics(&self) -> anyhow::Result<String> {
-        Ok(metrics::encode(self.status()?)?)
-    }
-
-    fn is_well(&self) -> bool {
-        self.trouble().is_empty()
+    /// Returns the measured paths to peers.
+    pub fn paths(&self) -> Vec<status::PeerPath> {
+        self.runtime.lock().paths()
     }
 }
 

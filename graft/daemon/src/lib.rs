@@ -24,3 +24,4 @@ pub mod text;
 pub mod tunnel;
 mod tunnel_link;
 mod tunnel_server;
+mod worker;

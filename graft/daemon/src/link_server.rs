@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
-use millrace_daemon::{daemon::Daemon as _, socket::converse};
+use millrace_daemon::socket::converse;
 use millrace_graft::GraftRuntime;
 use millrace_graft_proto::message::OBJECT_MAX;
 use tracing::warn;
@@ -22,6 +22,7 @@ use tracing::warn;
 use super::{
     daemon::GraftDaemon,
     link::{LinkAnswer, LinkRequest},
+    worker::WorkerProcess as _,
 };
 
 /// Longest request, in bytes. The longest ones have an object file.

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{anyhow, bail, ensure};
 use millrace_base::control::ControlEnd;
-use millrace_daemon::daemon::{self, DaemonFrame, Observed, Reloads};
+use millrace_daemon::daemon::{DaemonFrame, Reloads};
 use millrace_graft::{
     Error,
     packet::{PacketEvent, PacketLosses, PacketRuntime, SessionStatus, Settings, Status},
@@ -29,6 +29,7 @@ use super::{
     broker::{KnownPeers, SessionBroker},
     control::{self, GraftAnswer, GraftRequest, PeerReport, SessionSwapped},
     packet_metrics,
+    worker::{Served, WorkerProcess},
 };
 
 /// Longest time for which the worker thread waits for a packet from a peer's daemon before it handles the next request.
@@ -45,7 +46,7 @@ pub struct PacketSetup {
 /// Runs the worker process for sessions until its supervisor or a signal ends it.
 pub async fn run(setup: PacketSetup, frame: DaemonFrame) -> anyhow::Result<()> {
     let daemon = Arc::new(PacketDaemon::start(setup.config, &setup.messages)?);
-    frame.run(&daemon).await?;
+    frame.run(&Arc::new(Served(daemon))).await?;
     info!("the sessions' BPF programs were removed from the kernel");
     Ok(())
 }
@@ -83,10 +84,6 @@ impl PacketDaemon {
         self.requests.lock().send((request, reply)).map_err(|_| ended())?;
         answer.recv().map_err(|_| ended())?
     }
-}
-
-impl Observed for PacketDaemon {
-    type Status = Status;
 
     fn status(&self) -> anyhow::Result<Status> {
         match self.ask(GraftRequest::Status)? {
@@ -94,31 +91,24 @@ impl Observed for PacketDaemon {
             _ => bail!("the runtime of sessions gave no status"),
         }
     }
+}
 
-    fn metrics(&self) -> anyhow::Result<String> {
+impl WorkerProcess for PacketDaemon {
+    fn share(&self) -> anyhow::Result<control::Status> {
+        let sessions = Some(self.status()?);
+        Ok(control::Status { sessions, ..control::Status::default() })
+    }
+
+    fn page(&self) -> anyhow::Result<String> {
         Ok(packet_metrics::encode(self.status()?)?)
     }
 
-    fn is_well(&self) -> bool {
-        self.status().is_ok_and(|status| status.trouble.is_empty())
-    }
-}
-
-impl daemon::Daemon for PacketDaemon {
-    type Request = GraftRequest;
-    type Answer = GraftAnswer;
-    type Caller = ();
-
-    fn caller(&self) {}
-
-    fn answer(&self, (): &mut (), request: GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
+    fn answer(&self, request: GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
         match request {
-            GraftRequest::Metrics => Ok(Some(GraftAnswer::Metrics(self.metrics()?))),
             GraftRequest::Why { peer } => {
                 let sessions = sessions_with(self.status()?, peer);
                 Ok(Some(GraftAnswer::Why(PeerReport { sessions, ..PeerReport::default() }.into())))
             }
-            GraftRequest::Reload => self.reload().map(|()| None),
             request => self.ask(request),
         }
     }

@@ -12,10 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{bail, ensure};
+use anyhow::ensure;
 use millrace_base::control::ControlEnd;
 use millrace_daemon::{
-    daemon::{self, DaemonFrame, Observed, Reloads},
+    daemon::{DaemonFrame, Reloads},
     log,
 };
 use millrace_graft::{packet::Settings, settings::DaemonSettings, status};
@@ -25,14 +25,15 @@ use tracing::warn;
 
 use super::{
     broker::{FIGURES, FromPeer, PeerEvent, PeerLinks, ToPeer, check_peers, receive},
-    control::{GraftAnswer, GraftRequest, Status},
+    control::Status,
+    worker::{Served, WorkerProcess},
 };
 
 /// Capabilities that this process keeps: to use a port below 1024.
 pub const KEPT: CapabilitySet = CapabilitySet::NET_BIND_SERVICE;
 /// Capacity of the queue of messages from peers. A message that finds it full is dropped, and its sender repeats it.
 const EVENTS: usize = 4096;
-/// Pause before a new connection is told again for which the socket to the other process had no room.
+/// Pause before the record of a new connection is sent again, for which the socket to the other process had no room.
 const AGAIN: Duration = Duration::from_millis(5);
 
 /// Runs the worker process until its supervisor or a signal ends it. `config` is the path of the settings file.
@@ -45,7 +46,7 @@ pub async fn run(config: PathBuf, frame: DaemonFrame) -> anyhow::Result<()> {
     let thread = thread::Builder::new().name("forward".into()).spawn(move || forwarder.run())?;
     let daemon =
         Arc::new(PeersDaemon { config, settings, links, partner, thread, reloads: Reloads::default() });
-    frame.run(&daemon).await
+    frame.run(&Arc::new(Served(daemon))).await
 }
 
 /// Connection to the worker process for sessions.
@@ -117,38 +118,10 @@ enum Told {
     Nobody,
 }
 
-impl Observed for PeersDaemon {
-    type Status = status::Status;
-
-    fn status(&self) -> anyhow::Result<status::Status> {
-        Ok(status::Status { log_lines_dropped: log::dropped(), ..status::Status::default() })
-    }
-
-    fn metrics(&self) -> anyhow::Result<String> {
-        bail!("the part sessions has the metrics of peers")
-    }
-
-    fn is_well(&self) -> bool {
-        true
-    }
-}
-
-impl daemon::Daemon for PeersDaemon {
-    type Request = GraftRequest;
-    type Answer = GraftAnswer;
-    type Caller = ();
-
-    fn caller(&self) {}
-
-    fn answer(&self, (): &mut (), request: GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
-        match request {
-            GraftRequest::Status => {
-                let share = Status { in_place: self.status()?, ..Status::default() };
-                Ok(Some(GraftAnswer::Status(share.into())))
-            }
-            GraftRequest::Reload => daemon::Daemon::reload(self).map(|()| None),
-            _ => bail!("another part of the daemon serves this request"),
-        }
+impl WorkerProcess for PeersDaemon {
+    fn share(&self) -> anyhow::Result<Status> {
+        let in_place = status::Status { log_lines_dropped: log::dropped(), ..status::Status::default() };
+        Ok(Status { in_place, ..Status::default() })
     }
 
     fn read_settings(&self) -> anyhow::Result<()> {
@@ -168,7 +141,7 @@ impl daemon::Daemon for PeersDaemon {
     fn linked(self: &Arc<Self>, _name: &str, partner: OwnedFd) {
         let partner = Arc::new(ControlEnd::from(partner));
         *self.partner.lock() = Some(partner.clone());
-        // The other process has begun anew, and needs the secrets of connections.
+        // The other process has just started, and needs the secrets of connections.
         self.links.daemons.iter().for_each(|daemon| daemon.close());
         let links = self.links.clone();
         let reads = move || {

@@ -3,7 +3,7 @@
 use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use anyhow::bail;
-use millrace_daemon::daemon::{self, DaemonFrame, Observed as _, PartProcess, Reloads};
+use millrace_daemon::daemon::{DaemonFrame, PartProcess, Reloads};
 use tokio::{
     task::block_in_place,
     time::{Instant, MissedTickBehavior, interval_at},
@@ -13,7 +13,8 @@ use tracing::{info, warn};
 use super::{
     control::{GraftAnswer, GraftRequest, PeerReport, Status, TUNNEL},
     daemon::{GraftDaemon, GraftSetup},
-    link_server, tunnel_server,
+    link_server, metrics, tunnel_server,
+    worker::{Served, WorkerProcess, another},
 };
 
 /// Interval at which the results of ended connections are read. The model that chooses congestion controls for rules
@@ -43,7 +44,7 @@ pub async fn run(setup: GraftSetup, part: PartProcess, frame: DaemonFrame) -> an
             }
         }
     };
-    frame.run_beside(&daemon, beside).await?;
+    frame.run_beside(&Arc::new(Served(daemon.clone())), beside).await?;
     // The results of the latest connections are written to the file before the process ends.
     block_in_place(|| {
         daemon.learn();
@@ -58,14 +59,16 @@ pub async fn run(setup: GraftSetup, part: PartProcess, frame: DaemonFrame) -> an
     Ok(())
 }
 
-impl daemon::Daemon for GraftDaemon {
-    type Request = GraftRequest;
-    type Answer = GraftAnswer;
-    type Caller = ();
+impl WorkerProcess for GraftDaemon {
+    fn share(&self) -> anyhow::Result<Status> {
+        Ok(Status { in_place: self.status()?, ..Status::default() })
+    }
 
-    fn caller(&self) {}
+    fn page(&self) -> anyhow::Result<String> {
+        Ok(metrics::encode(self.status()?)?)
+    }
 
-    fn answer(&self, (): &mut (), request: GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
+    fn answer(&self, request: GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
         let done = |()| None;
         Ok(Some(match request {
             GraftRequest::Load { graft, parameters } => GraftAnswer::Loaded(self.load(&graft, parameters)?),
@@ -73,10 +76,6 @@ impl daemon::Daemon for GraftDaemon {
             GraftRequest::Swap { from, to, parameters } => {
                 GraftAnswer::Swapped(self.swap(&from, &to, parameters)?)
             }
-            GraftRequest::Status => {
-                GraftAnswer::Status(Status { in_place: self.status()?, ..Status::default() }.into())
-            }
-            GraftRequest::Metrics => GraftAnswer::Metrics(self.metrics()?),
             GraftRequest::Why { peer } => GraftAnswer::Why(
                 PeerReport { in_place: self.explain_peer(peer)?, ..PeerReport::default() }.into(),
             ),
@@ -84,11 +83,7 @@ impl daemon::Daemon for GraftDaemon {
                 GraftAnswer::Connection(self.explain_connection([local, remote])?.into())
             }
             GraftRequest::Monitor => GraftAnswer::Paths(self.paths()),
-            GraftRequest::Reload => return self.reload().map(done),
-            GraftRequest::Hook { .. }
-            | GraftRequest::Probe { .. }
-            | GraftRequest::Probes
-            | GraftRequest::SwapSession { .. } => bail!("another part of the daemon serves this request"),
+            _ => bail!(another()),
         }))
     }
 

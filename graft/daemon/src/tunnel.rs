@@ -5,7 +5,7 @@ use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use anyhow::{Context as _, bail};
 use millrace_daemon::{
-    daemon::{self, DaemonFrame, Observed, Reloads},
+    daemon::{DaemonFrame, Reloads},
     log,
 };
 use millrace_graft::{Settings, status};
@@ -21,6 +21,7 @@ use super::{
     control::{GraftAnswer, GraftRequest, PeerReport, Status},
     daemon::usable,
     tunnel_link::Reporter,
+    worker::{Served, WorkerProcess, another},
 };
 
 /// Capabilities that this process keeps: to listen on a port below 1024, to send copies of SYNs, to read the firewall's
@@ -68,54 +69,36 @@ impl ConfinedTunnel {
         let reporter = Reporter::start(broker.clone())?;
         let settings = Mutex::new(settings);
         let daemon = TunnelDaemon { setup, settings, reporter, broker, reloads: Reloads::default() };
-        frame.run(&Arc::new(daemon)).await
+        frame.run(&Arc::new(Served(Arc::new(daemon)))).await
     }
 }
 
 struct TunnelDaemon {
     setup: TunnelSetup,
     settings: Mutex<Settings>,
-    /// It uses the broker, so it is dropped before it.
+    /// The thread that reports. It uses the broker, so this field is dropped first.
     reporter: Reporter,
     broker: Arc<TunnelBroker>,
     reloads: Reloads,
 }
 
-impl Observed for TunnelDaemon {
-    type Status = status::Status;
-
-    fn status(&self) -> anyhow::Result<status::Status> {
-        Ok(status::Status {
+impl WorkerProcess for TunnelDaemon {
+    fn share(&self) -> anyhow::Result<Status> {
+        let in_place = status::Status {
             trouble: self.broker.trouble().into_iter().collect(),
             log_lines_dropped: log::dropped(),
             carry: Some(self.broker.status()),
             ..status::Status::default()
-        })
+        };
+        Ok(Status { in_place, ..Status::default() })
     }
 
-    fn metrics(&self) -> anyhow::Result<String> {
+    fn page(&self) -> anyhow::Result<String> {
         Ok(millrace_graft_tunnel::metrics::encode(self.broker.status())?)
     }
 
-    fn is_well(&self) -> bool {
-        self.broker.trouble().is_none()
-    }
-}
-
-impl daemon::Daemon for TunnelDaemon {
-    type Request = GraftRequest;
-    type Answer = GraftAnswer;
-    type Caller = ();
-
-    fn caller(&self) {}
-
-    fn answer(&self, (): &mut (), request: GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
+    fn answer(&self, request: GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
         match request {
-            GraftRequest::Status => {
-                let share = Status { in_place: self.status()?, ..Status::default() };
-                Ok(Some(GraftAnswer::Status(share.into())))
-            }
-            GraftRequest::Metrics => Ok(Some(GraftAnswer::Metrics(self.metrics()?))),
             GraftRequest::Why { peer } => {
                 let in_place =
                     status::PeerExplanation { carrier: self.broker.carrier_to(peer), ..Default::default() };
@@ -125,8 +108,7 @@ impl daemon::Daemon for TunnelDaemon {
                 self.broker.hook(&cgroup, side, redirect_rules(&ports, &peers, strict)?)?;
                 Ok(None)
             }
-            GraftRequest::Reload => daemon::Daemon::reload(self).map(|()| None),
-            _ => bail!("another part of the daemon serves this request"),
+            _ => bail!(another()),
         }
     }
 

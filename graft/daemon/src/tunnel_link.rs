@@ -1,5 +1,5 @@
-//! The connection between the worker processes `tunnel` and `grafts`: what became of tunnelled connections, from which
-//! the model learns that chooses between the tunnel and congestion controls.
+//! The connection between the worker processes `tunnel` and `grafts`. It carries reports of tunnelled connections, from
+//! which the model learns that chooses between the tunnel and congestion controls.
 //!
 //! `tunnel` reports, and `grafts` answers each report. `grafts` trusts no report: its lists and texts are bounded.
 
@@ -121,7 +121,7 @@ impl Drop for Reporter {
     }
 }
 
-/// What was not reported yet.
+/// The reporting thread, with the events that were not reported yet.
 struct Reports {
     shared: Arc<ReporterShared>,
     flows: Vec<CarriedFlow>,

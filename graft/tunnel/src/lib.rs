@@ -92,7 +92,7 @@ use self::{
     watch::TunnelWatch,
 };
 
-/// What the tunnel broker has in the kernel: its BPF programs, attached, with their sockets. To make it needs
+/// The tunnel broker's BPF programs, which are attached, with the sockets that they refer to. Loading them needs
 /// capabilities that the broker itself does without, since it parses what peers send.
 pub struct TunnelPrograms {
     hooks: Hooks,

@@ -1,8 +1,8 @@
 //! The connection between the worker processes `peers`, which speaks QUIC with the daemons of peers and cannot use BPF,
 //! and `sessions`, which holds the BPF programs of sessions.
 //!
-//! Each sends records, which are never answered. A record that finds the socket full is lost, like a message between
-//! daemons, and whoever needs it sends it again. Only a new connection with a peer is told until it was taken.
+//! Each sends records without an answer. A record that finds the socket full is lost, like a message between daemons, and
+//! whoever needs it sends it again. The record of a new connection is repeated until the socket has room for it.
 
 use std::{
     sync::{Arc, mpsc::SyncSender},
@@ -46,7 +46,7 @@ pub struct ToPeer {
     pub say: PeerMessage,
 }
 
-/// What the worker process `peers` measures of the connection with a peer.
+/// Measurements of the connection with a peer, which the worker process `peers` makes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PeerFigures {
