@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use millrace_client::tls::CertificateTrust;
 use millrace_graft::settings::CarrierKind;
+use millrace_graft_proto::carry::frame::ALPN;
 use millrace_kernel::sctp;
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{AsyncUdpSocket, Endpoint, EndpointConfig, Runtime as _, TokioRuntime, UdpPoller, udp};
@@ -86,7 +87,8 @@ impl Strangers<'_> {
             )
         };
         let endpoints: Vec<_> = self.from.iter().map(endpoint).collect::<io::Result<_>>()?;
-        let config = QuicClientConfig::try_from(CertificateTrust::Anyone.client_config(&[b"stranger"])?)?;
+        // With another protocol the daemon would refuse the handshake at once, and no handshake would stall.
+        let config = QuicClientConfig::try_from(CertificateTrust::Anyone.client_config(&[ALPN])?)?;
         let config = quinn::ClientConfig::new(Arc::new(config));
         let mut kept = VecDeque::new();
         for endpoint in endpoints.iter().cycle() {
