@@ -60,13 +60,16 @@ impl BenchProcess {
     }
 
     /// Returns the ID of the process that does the work. If the process is a graft daemon that works in child
-    /// processes, returns the ID of the child with the most memory.
+    /// processes, returns the ID of the one for tunnelled connections or for sessions, if there is one, and otherwise of
+    /// the child with the most memory.
     pub fn id(&self) -> u32 {
-        let parts = children(self.child.id()).into_iter().filter(|id| {
-            let arguments = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
-            arguments.split(|byte| *byte == 0).skip(1).take(2).eq([&b"graft"[..], b"part"])
+        let parts = children(self.child.id()).into_iter().filter_map(|id| {
+            let text = fs::read_to_string(format!("/proc/{id}/cmdline")).unwrap_or_default();
+            let arguments: Vec<_> = text.split_terminator('\0').collect();
+            let [_, "graft", "part", .., name] = arguments[..] else { return None };
+            Some((["tunnel", "sessions"].contains(&name), rss_bytes(id).unwrap_or_default(), id))
         });
-        parts.max_by_key(|id| rss_bytes(*id).unwrap_or_default()).unwrap_or(self.child.id())
+        parts.max().map_or(self.child.id(), |(_, _, id)| id)
     }
 
     /// Returns everything that the process has written to standard output so far.
