@@ -93,7 +93,7 @@ impl Forwarder {
             PeerEvent::Said(say) => drop(self.tell(&FromPeer::Said(name, say))),
             PeerEvent::Connected(exported) => {
                 let record = FromPeer::Connected(name, exported.0);
-                // Without the other process there is nobody to tell: it gets new connections when it comes.
+                // The record is not kept for a process that does not run: when one starts, all connections are made anew.
                 while self.tell(&record) == Told::NoRoom {
                     thread::sleep(AGAIN);
                 }
@@ -111,10 +111,13 @@ impl Forwarder {
     }
 }
 
+/// The outcome of sending a record to the worker process for sessions.
 #[derive(Debug, PartialEq, Eq)]
 enum Told {
     Sent,
+    /// The buffer of the socket is full.
     NoRoom,
+    /// The process does not run, or has ended.
     Nobody,
 }
 

@@ -20,11 +20,10 @@ use anyhow::ensure;
 use millrace_daemon::socket::Conversation;
 use millrace_graft::CarriedFlow;
 use millrace_graft_proto::select::kind::ClassLesson;
+use millrace_graft_tunnel::TunnelBroker;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
-
-use millrace_graft_tunnel::TunnelBroker;
 
 /// Interval of reports while there is something to report.
 pub const REPORT: Duration = Duration::from_millis(100);
@@ -38,6 +37,7 @@ const CARRIERS_MAX: usize = 4096;
 pub const BYTES_MAX: u64 = 4 << 20;
 /// Longest text in a report, in bytes.
 const TEXT_MAX: usize = 512;
+
 /// A report of the worker process `tunnel`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

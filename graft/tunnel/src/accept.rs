@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::Context as _;
 use millrace_graft::settings;
+use millrace_graft_tls::{Tls, callers::Callers};
 use parking_lot::RwLock;
 use rustls::pki_types::CertificateDer;
 use tokio::net::{TcpListener, TcpStream};
@@ -23,7 +24,6 @@ use super::{
     stream::{CarrierStream, Home},
     tcp,
 };
-use millrace_graft_tls::{Tls, callers::Callers};
 
 /// Time limit for an answer of the host that made the connection. Only that host has measured the round-trip time, so
 /// this limit is long: it only has to detect dead connections.

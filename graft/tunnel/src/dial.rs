@@ -14,6 +14,7 @@ use millrace_graft_proto::carry::{
     WINDOW_MAX,
     frame::{ALPN, CarryFrame},
 };
+use millrace_graft_tls::{Tls, callers::Callers};
 use quinn::{
     ClientConfig, Connection, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime,
     TransportConfig, VarInt,
@@ -31,7 +32,6 @@ use super::{
     stream::{CarrierStream, PATIENCE},
     warm,
 };
-use millrace_graft_tls::{Tls, callers::Callers};
 
 /// Interval of QUIC keep-alive packets on a carrier.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);

@@ -6,9 +6,8 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use socket2::{Domain, Protocol, Socket, Type};
-
 use millrace_kernel::checksum::checksum;
+use socket2::{Domain, Protocol, Socket, Type};
 
 /// IPPROTO_RAW: a socket of this protocol sends packets that include their IP header.
 const PROTOCOL_RAW: i32 = 255;

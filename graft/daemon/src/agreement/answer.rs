@@ -10,6 +10,7 @@ use std::{
 
 use millrace_graft::{NegotiationEnds, agreements::NegotiationState};
 use millrace_graft_proto::message::{AgreementMessage, AgreementRefusal, RefusalReason};
+use millrace_graft_tls::callers::Callers;
 use rustls::ServerConfig;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -24,7 +25,6 @@ use super::{
     talk::{AgreementTalk, ConversationEnd, unexpected},
     wire::{AgreementWire, PATIENCE, WireError},
 };
-use millrace_graft_tls::callers::Callers;
 
 use crate::link::LinkRequest;
 

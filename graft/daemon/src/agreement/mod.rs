@@ -13,11 +13,11 @@ use std::{net::SocketAddr, sync::Arc};
 
 use anyhow::Context as _;
 use millrace_graft::settings::AgreementSettings;
+use millrace_graft_tls::Tls;
 use tokio::{net::TcpListener, task::JoinSet};
 
 pub use self::host::AgreementHost;
 use self::paths::Reflector;
-use millrace_graft_tls::Tls;
 
 /// The tasks that connect to peers and accept connections of peers. They end when this value is dropped.
 pub struct AgreementTasks {

@@ -15,6 +15,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use millrace_graft::packet::{PeerSetting, Settings, choose::PeerPathFigures, keys::Exported};
+use millrace_graft_tls::Tls;
 use parking_lot::Mutex;
 use quinn::{
     ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, Incoming, ServerConfig,
@@ -32,7 +33,6 @@ use super::{
     peer_link::PeerFigures,
     peer_message::{MESSAGE_MAX, PING_EVERY, PeerEvent, PeerMessage, PeerPings, send},
 };
-use millrace_graft_tls::Tls;
 
 const ALPN: &[u8] = b"millrace-sessions/1";
 /// Label with which the keys of sessions are derived from the TLS connection (exporters, RFC 8446, section 7.5).

@@ -7,6 +7,7 @@ use std::{
 };
 
 use millrace_graft_proto::measure::{PathReport, PathSample};
+use millrace_kernel::checksum::checksum;
 use tokio::{
     net::UdpSocket,
     task::JoinSet,
@@ -14,8 +15,6 @@ use tokio::{
 };
 
 use super::ProbeTarget;
-use millrace_kernel::checksum::checksum;
-
 use crate::sockets::{payload, raw};
 
 /// Time to wait for answers after the last request. Later answers count as lost.

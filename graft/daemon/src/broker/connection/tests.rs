@@ -9,10 +9,14 @@ use std::{
     sync::mpsc::{Receiver, sync_channel},
 };
 
-use millrace_graft::packet::{
-    PacketRuntime as PacketHooks,
-    keys::{KeyMessage, NoncePair},
+use millrace_graft::{
+    packet::{
+        PacketRuntime as PacketHooks,
+        keys::{KeyMessage, NoncePair},
+    },
+    settings::DaemonSettings,
 };
+use millrace_graft_tls::make_key;
 use millrace_testkit::wait_for;
 use nix::{
     sched::{CloneFlags, setns},
@@ -23,12 +27,9 @@ use ring::{
     digest::{SHA256, digest},
     hkdf,
 };
-
 use rustls::pki_types::{PrivateKeyDer, pem::PemObject as _};
 
 use super::*;
-use millrace_graft::settings::DaemonSettings;
-use millrace_graft_tls::make_key;
 
 const TEXT: &[u8] = b"what nobody is to read who gets the key tomorrow";
 const PORT: u16 = 7000;
