@@ -198,9 +198,7 @@ impl TunnelOpenings {
         number: u32,
         answers: Option<u32>,
     ) -> anyhow::Result<Verdict> {
-        let segment = syn::first(from.port(), to.port(), number, answers);
-        let packet = syn::packet(from.ip(), to.ip(), &segment)
-            .context("the addresses of client and server are of different families")?;
+        let packet = test_packet(from, to, number, answers)?;
         let protocol = Some(Protocol::from(PROTOCOL_RAW));
         // The socket belongs to the application's user, whom the firewall's rules may match.
         let socket = socket_of(owner, || Socket::new(Domain::for_address(to), Type::RAW, protocol))?;
@@ -224,9 +222,7 @@ impl TunnelOpenings {
         number: u32,
         answers: Option<u32>,
     ) -> anyhow::Result<Verdict> {
-        let segment = syn::first(from.port(), to.port(), number, answers);
-        let packet = syn::packet(from.ip(), to.ip(), &segment)
-            .context("the addresses of client and server are of different families")?;
+        let packet = test_packet(from, to, number, answers)?;
         let hop = NextHop::find_route(to.ip(), from.ip())?;
         let due = self.kernel.expect(from, to, hop.interface())?;
         self.kernel.inject(&hop, &packet)?;
@@ -312,6 +308,18 @@ impl TunnelOpenings {
                 .collect::<BTreeMap<_, _>>(),
         }
     }
+}
+
+/// Returns a test packet: a SYN with this sequence number, or a SYN-ACK for the SYN with the number `answers`.
+fn test_packet(
+    from: SocketAddr,
+    to: SocketAddr,
+    number: u32,
+    answers: Option<u32>,
+) -> anyhow::Result<Vec<u8>> {
+    let segment = syn::first(from.port(), to.port(), number, answers);
+    syn::packet(from.ip(), to.ip(), &segment)
+        .context("the addresses of client and server are of different families")
 }
 
 /// Returns a random initial sequence number for a test packet.
