@@ -131,8 +131,7 @@ pub trait Daemon: Observed {
     /// Reads the settings again, and records the outcome for the status.
     fn reload(&self) -> anyhow::Result<()> {
         notify::reloading();
-        let done = block_in_place(|| self.read_settings());
-        self.reloads().note(&done);
+        let done = self.reloads().run(|| self.read_settings());
         notify::ready();
         done
     }
@@ -152,6 +151,16 @@ impl Reloads {
     pub fn note<T>(&self, done: &anyhow::Result<T>) {
         let error = done.as_ref().err().map(|error| format!("{error:#}"));
         *self.0.lock() = Reload { time_s: unix_time(), error };
+    }
+
+    /// Reads the settings again, and records the outcome.
+    ///
+    /// # Errors
+    /// The settings are refused.
+    pub fn run(&self, read_settings: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let done = block_in_place(read_settings);
+        self.note(&done);
+        done
     }
 
     /// Returns the outcome of the latest reload.

@@ -22,7 +22,6 @@ use tracing::warn;
 use super::{
     daemon::GraftDaemon,
     link::{LinkAnswer, LinkRequest},
-    worker::WorkerProcess as _,
 };
 
 /// Longest request, in bytes. The longest ones have an object file.
@@ -133,7 +132,7 @@ fn answer(daemon: &GraftDaemon, pace: &mut Pace, request: LinkRequest) -> anyhow
             let mut fetch = settings.agreement.iter().flat_map(|it| &it.fetch);
             let wanted = fetch.find(|it| it.graft == graft).context("no [[fetch]] names this graft")?;
             settings.keep(wanted, &manifest, &BASE64.decode(image)?)?;
-            return daemon.reload().map(|()| None);
+            return daemon.reloads.run(|| daemon.read_settings()).map(|()| None);
         }
     }))
 }

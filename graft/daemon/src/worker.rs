@@ -4,7 +4,6 @@ use std::{os::fd::OwnedFd, sync::Arc};
 
 use anyhow::{anyhow, bail};
 use millrace_daemon::daemon::{Daemon, Observed, Reloads};
-use tokio::task::block_in_place;
 
 use super::control::{GraftAnswer, GraftRequest, Status};
 
@@ -51,16 +50,6 @@ pub trait WorkerProcess: Send + Sync + Sized + 'static {
 
     /// Takes an end of a connection to the worker process with this name.
     fn linked(self: &Arc<Self>, _name: &str, _partner: OwnedFd) {}
-
-    /// Reads the settings again, and records the outcome.
-    ///
-    /// # Errors
-    /// The settings are refused.
-    fn reload(&self) -> anyhow::Result<()> {
-        let done = block_in_place(|| self.read_settings());
-        self.reloads().note(&done);
-        done
-    }
 }
 
 /// Returns the error for a request that is for another process.
@@ -98,7 +87,7 @@ impl<W: WorkerProcess> Daemon for Served<W> {
         Ok(match request {
             GraftRequest::Status => Some(GraftAnswer::Status(self.0.share()?.into())),
             GraftRequest::Metrics => Some(GraftAnswer::Metrics(self.0.page()?)),
-            GraftRequest::Reload => return self.0.reload().map(|()| None),
+            GraftRequest::Reload => return self.reload().map(|()| None),
             request => self.0.answer(request)?,
         })
     }
