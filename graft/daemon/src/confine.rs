@@ -6,7 +6,7 @@ use millrace_daemon::rights::{keep_capabilities, refuse_calls};
 use rustix::thread::CapabilitySet;
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
-/// Flags of `openat` that change or create a file.
+/// Flags of `openat` and `open` that change or create a file.
 const WRITES: [i32; 4] = [libc::O_WRONLY, libc::O_RDWR, libc::O_CREAT, libc::O_TRUNC];
 
 /// System calls that these processes never make, in addition to those that no confined process makes. A process of root
@@ -42,7 +42,6 @@ const REFUSED: &[libc::c_long] = {
 const REFUSED_OLD: &[libc::c_long] = {
     use libc::*;
     &[
-        SYS_open,
         SYS_creat,
         SYS_rename,
         SYS_renameat,
@@ -99,15 +98,25 @@ pub enum BpfUse {
 pub fn confine(kept: CapabilitySet, bpf: BpfUse) -> anyhow::Result<()> {
     keep_capabilities(kept)?;
     let value = |number: i32| u64::from(number.unsigned_abs());
-    let has = |flag| {
-        SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(value(flag)), value(flag))
+    let has = |place, flag| {
+        SeccompCondition::new(
+            place,
+            SeccompCmpArgLen::Dword,
+            SeccompCmpOp::MaskedEq(value(flag)),
+            value(flag),
+        )
     };
     let first = |value| SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value);
-    let writes = WRITES.map(|flag| SeccompRule::new(vec![has(flag)?]));
+    let writes = |place: u8| -> anyhow::Result<Vec<_>> {
+        WRITES.into_iter().map(|flag| Ok(SeccompRule::new(vec![has(place, flag)?])?)).collect()
+    };
     let makes = BPF_MAKES.map(|command| SeccompRule::new(vec![first(command)?]));
     let mut calls: BTreeMap<_, _> =
         REFUSED.iter().chain(REFUSED_OLD).map(|call| (*call, Vec::new())).collect();
-    calls.insert(libc::SYS_openat, writes.into_iter().collect::<Result<_, _>>()?);
+    calls.insert(libc::SYS_openat, writes(2)?);
+    // Not only old programs make this call: rustix reads `/proc/self/auxv` by it, on kernels before 6.4.
+    #[cfg(target_arch = "x86_64")]
+    calls.insert(libc::SYS_open, writes(1)?);
     calls.insert(libc::SYS_socket, vec![SeccompRule::new(vec![first(value(libc::AF_UNIX))?])?]);
     calls.insert(
         libc::SYS_bpf,
@@ -139,6 +148,10 @@ mod tests {
         let confined = std::thread::spawn(move || {
             confine(CapabilitySet::NET_RAW, BpfUse::None).unwrap();
             assert!(File::open(&file).is_ok() && TcpListener::bind("127.0.0.1:0").is_ok());
+            // These make the system call `open` where the machine has it.
+            let open = |flags| rustix::fs::open(&file, flags, rustix::fs::Mode::empty()).map(drop);
+            assert_eq!(open(rustix::fs::OFlags::RDONLY), Ok(()));
+            assert_eq!(open(rustix::fs::OFlags::RDWR), Err(rustix::io::Errno::PERM));
             let kind = |refused: std::io::Result<()>| refused.unwrap_err().kind();
             assert_eq!(kind(File::create(&file).map(drop)), PermissionDenied);
             assert_eq!(kind(File::options().append(true).open(&file).map(drop)), PermissionDenied);
