@@ -92,7 +92,9 @@ export class Store extends EventTarget {
   }
 
   async stacks(range: Range, cpu: number | null): Promise<Stacks | null> {
-    const query = `from=${Math.floor(range.from)}&to=${Math.ceil(range.to)}${cpu === null ? "" : `&cpu=${cpu}`}`;
+    // The server of a page that lags behind may have only reports that are newer than the page's.
+    const to = this.isLive && !this.range && !this.paused ? "" : `&to=${Math.ceil(range.to)}`;
+    const query = `from=${Math.floor(range.from)}${to}${cpu === null ? "" : `&cpu=${cpu}`}`;
     const answer = await fetch(`./api/stacks?${query}`);
     return answer.ok ? answer.json() : null;
   }

@@ -126,7 +126,7 @@ async function page(url, options = {}) {
   opened.on("pageerror", (error) => wrong.push(String(error)));
   opened.on("console", (message) => {
     // Network errors (ERR_...) do not count: some tests stop the server.
-    if (message.type() === "error" && !message.text().includes("ERR_")) wrong.push(message.text());
+    if (message.type() === "error" && !message.text().includes("ERR_")) wrong.push(`${message.text()}: ${message.location().url}`);
   });
   opened.on("request", (request) => {
     if (new URL(request.url()).origin !== new URL(url).origin) wrong.push(`asked for ${request.url()}`);
