@@ -448,26 +448,33 @@ fn tunnelled_strict_connect_completes_only_after_the_server_accepted() {
     let Some(site) = GraftSite::new("waits") else { return };
     let [near, far] = strict(&site);
     let listener = site.listen();
-    far.pause();
+    let crowd = crowd(&site, &listener);
     let here = site.begin_to_connect(at(SERVER, PORT));
     wait_for("the question", || held(&near, "asked") == 1);
     assert_eq!(here.peer_addr().unwrap_err().kind(), ErrorKind::NotConnected);
     assert_eq!(held(&near, "let-in"), 0);
-    far.go_on();
+    crowd.iter().for_each(|_| drop(listener.accept().unwrap()));
     let (there, seen) = listener.accept().unwrap();
     wait_for("connection", || here.peer_addr().ok());
     here.set_nonblocking(false).unwrap();
     assert_eq!(seen, here.local_addr().unwrap());
     exchange(&here, &there, 100_000);
-    // A client that gives up connecting must leave no connection at the daemons. The test first waits for a new carrier
-    // (a connection between the daemons), since the daemon at the old one's other end was paused for long.
-    wait_for_state(&near, "warm");
-    far.pause();
+    // A client that gives up connecting must leave no connection at the daemons.
+    let crowd = self::crowd(&site, &listener);
     drop(site.begin_to_connect(at(SERVER, PORT)));
     wait_for("the question", || held(&near, "asked") == 2);
-    far.go_on();
+    crowd.iter().for_each(|_| drop(listener.accept().unwrap()));
     wait_for_end(&near, &far);
     wait_for_ended([&near], "reset", 1);
+}
+
+/// Fills the queue of connections that wait to be accepted. The server's kernel drops further SYNs, and their senders
+/// repeat them, until the returned connections are accepted.
+fn crowd(site: &GraftSite, listener: &TcpListener) -> [TcpStream; 2] {
+    SockRef::from(listener).listen(1).unwrap();
+    // The queue has room for one connection more than its length.
+    [(); 2]
+        .map(|()| inside(&site.namespaces[1], || TcpStream::connect(listener.local_addr().unwrap()).unwrap()))
 }
 
 /// Connections that the daemon on the server's host does not tunnel go over plain TCP, and connect() returns the
