@@ -5,6 +5,8 @@ Crates may use what LAYOUT says, and nothing else of the workspace. Modules with
 use each other, but not in a circle. A module and its own children should not either: KNOTS counts where they still do. Tests (`#[cfg(test)]`, tests.rs, *_tests.rs,
 tests/) are left out: they may use anything. Files of the pages in web/ import each other in no circle either.
 
+The four things that grafts are (PARTS) use what they share and what their rows say, and not each other. Each module of their crates is in one row.
+
 The root of each library denies `missing_docs`, except for the crates in UNDOCUMENTED.
 
     scripts/layers.py [--self-test]
@@ -89,6 +91,39 @@ UNDOCUMENTED = {
     "millrace-study-sockmap",
     "millrace-study-usrsctp",
 }
+# The four things that grafts are, by crates and modules, with those of the others that they may use (graft/README.md draws this). SHARED may use
+# nothing of the four. WHOLE is what consists of all of them: settings, status, requests, the supervisor, and the roots of crates.
+SHARED, WHOLE = "shared", "whole"
+PARTS = {
+    "in place": (
+        "",
+        "graft::agreements graft::fetch graft::learned graft::runtime graft-kernel::control graft-kernel::recipe graft-kernel::tcp graft-proto::evidence "
+        "graft-proto::judge graft-daemon::agreement graft-daemon::agreements graft-daemon::daemon graft-daemon::link graft-daemon::link_server "
+        "graft-daemon::select_metrics graft-daemon::serve graft-daemon::tunnel_server",
+    ),
+    "tunnel": (
+        "",
+        "graft-tunnel graft-kernel::diag graft-kernel::gateway graft-kernel::hold graft-kernel::hook graft-kernel::opening graft-proto::carry "
+        "graft-daemon::tunnel graft-daemon::tunnel_reports",
+    ),
+    "sessions": (
+        "messages",
+        "graft::packet graft-kernel::packet graft-daemon::broker graft-daemon::packet_metrics graft-daemon::packets graft-daemon::peers",
+    ),
+    "messages": ("", "messages"),
+    SHARED: (
+        "",
+        "graft::error graft::flow graft::identity graft::manifest graft::paths graft::pool graft::refusal graft::replace graft-kernel::attachment "
+        "graft-kernel::caller graft-kernel::choices graft-kernel::error graft-kernel::events graft-kernel::intf graft-kernel::namespace graft-kernel::object "
+        "graft-kernel::pins graft-kernel::rule graft-kernel::sockets graft-proto::measure graft-proto::message graft-proto::probe graft-proto::select graft-tls "
+        "graft-daemon::confine graft-daemon::sockets graft-daemon::tunnel_link",
+    ),
+    WHOLE: (
+        "",
+        "graft::settings graft::left graft::status graft-daemon::control graft-daemon::metrics graft-daemon::probe graft-daemon::select_text "
+        "graft-daemon::supervisor graft-daemon::text graft-daemon::usable graft-daemon::worker",
+    ),
+}
 # Circles that are allowed: (crate, modules): reason.
 EXCEPTIONS = {}
 # Modules that stand in a circle with one of their parents or children, by crate. These numbers only go down: a type that both need, such as an
@@ -118,7 +153,7 @@ def main():
     if sys.argv[1:] == ["--self-test"]:
         return self_test()
     root = Path(__file__).resolve().parent.parent
-    found = unlisted(root) + check(root, LAYOUT) + page_circles(root / "web")
+    found = unlisted(root) + check(root, LAYOUT) + mixed(root, LAYOUT, PARTS) + page_circles(root / "web")
     for line in found:
         print(line, file=sys.stderr)
     return 1 if found else 0
@@ -230,6 +265,41 @@ def circles(modules, crate, root):
                 if one in circle and other in circle
             ]
     return found
+
+
+def mixed(root, layout, parts):
+    """Returns arrows between the parts that PARTS does not allow, modules without a part, and rows without a module."""
+    rows = {row: part for part, (_, listed) in parts.items() for row in listed.split()}
+    folders = {row.split("::")[0]: "" for row in rows}
+    folders = {name: folder for folder, crate, _ in layout if (name := crate.removeprefix("millrace-")) in folders}
+    crates = {name: read(root / folder) for name, folder in folders.items()}
+    found, seen = [], set()
+
+    def part_of(name, path):
+        if name in rows or not path:
+            seen.add(name)
+            return rows.get(name, WHOLE)
+        seen.add(f"{name}::{path[0]}")
+        return rows.get(f"{name}::{path[0]}")
+
+    for name, modules in crates.items():
+        for path, module in modules.items():
+            file = module.file.relative_to(root)
+            part = part_of(name, path)
+            if part is None:
+                found.append(f"{file}: {name}::{path[0]} is in no row of PARTS in scripts/layers.py")
+                continue
+            allowed = {part, SHARED, WHOLE} | set(parts[part][0].split()) if part != WHOLE else set(parts)
+            for used, line in module.uses:
+                other = used[0].removeprefix("millrace_").replace("_", "-")
+                if used[0].startswith("millrace_") and other in crates:
+                    target = resolve(crates[other], (), ["crate"] + used[1:])
+                else:
+                    other, target = name, resolve(modules, path, used)
+                used_part = part if target is None else part_of(other, target)
+                if used_part is not None and used_part not in allowed:
+                    found.append(f"{file}:{line}: {'::'.join(used)}: {part} does not use {used_part}: see PARTS in scripts/layers.py")
+    return found + [f"scripts/layers.py: PARTS has a row for {row}, which does not exist" for row in sorted(set(rows) - seen)]
 
 
 def components(arrows):
@@ -537,7 +607,7 @@ TREE = {
     # A comment denies nothing.
     "kernel/src/lib.rs": "// #![deny(missing_docs)]\nmod one;\nmod two;\nuse two::Two;\n",
     "kernel/src/one.rs": "use super::Two;\n",
-    "kernel/src/two.rs": "pub struct Two;\n",
+    "kernel/src/two.rs": "use millrace_rules::{Thing, a::Y};\npub struct Two;\n",
     # A type counts, and so does a file that is loaded later; packages do not.
     "web/relay/shell.ts": 'import { h } from "../src/dom";\nconst load = () => import("./watch");\n',
     "web/relay/watch.ts": 'import { Path } from "@moq/net";\nimport type {\n  Shell,\n} from "./shell";\n',
@@ -552,6 +622,13 @@ WANTED = [
     "millrace-kernel: 0 modules in circles with parents or children: lower its number of 1 in KNOTS of scripts/layers.py",
     "kernel/src/lib.rs: millrace-kernel does not deny missing_docs: see UNDOCUMENTED in scripts/layers.py",
     "millrace/Cargo.toml: millrace does not use millrace-lab: see LAYOUT in scripts/layers.py",
+    "rules/src/a.rs:1: crate::b: one does not use two: see PARTS in scripts/layers.py",
+    "rules/src/a.rs:1: crate::b::X: one does not use two: see PARTS in scripts/layers.py",
+    "rules/src/d/inner.rs: rules::d is in no row of PARTS in scripts/layers.py",
+    "rules/src/d/mod.rs: rules::d is in no row of PARTS in scripts/layers.py",
+    # Thing is defined in a shared module, and the root of its crate has it, too.
+    "kernel/src/two.rs:1: millrace_rules::a::Y: three does not use one: see PARTS in scripts/layers.py",
+    "scripts/layers.py: PARTS has a row for rules::e, which does not exist",
     "web: files import each other in a circle: relay/shell, relay/watch",
 ]
 
@@ -566,7 +643,14 @@ def self_test():
         layout = [("rules", "millrace-rules", ""), ("kernel", "millrace-kernel", "rules"), ("millrace", "millrace", "kernel"), ("lab", "millrace-lab", "")]
         (root / "lab").mkdir()
         (root / "lab/Cargo.toml").write_text("")
-        found = check(root, layout, {"millrace-kernel": 1}) + page_circles(root / "web")
+        parts = {
+            "one": ("", "rules::a"),
+            "two": ("one", "rules::b rules::e"),
+            "three": ("", "kernel"),
+            SHARED: ("", "rules::c"),
+            WHOLE: ("", ""),
+        }
+        found = check(root, layout, {"millrace-kernel": 1}) + mixed(root, layout, parts) + page_circles(root / "web")
     if found != WANTED:
         print("found:", *found, "wanted:", *WANTED, sep="\n", file=sys.stderr)
         return 1

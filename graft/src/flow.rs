@@ -81,31 +81,7 @@ impl SelectedFlow {
 #[serde(rename_all = "snake_case")]
 pub enum CarriedFlow {
     /// The broker has accepted a redirected connection.
-    Began {
-        /// ID of the connection.
-        id: u64,
-        /// This host's address and port.
-        local: SocketAddr,
-        /// The other end's address and port.
-        remote: SocketAddr,
-        /// Key under which the kernel stores the model's choice of a carrier or congestion control for the connection's
-        /// rule, or 0 if no model chose.
-        choice: u32,
-        /// Serial number of the model's choice of a carrier or congestion control for the connection.
-        serial: u32,
-        /// True if the model chose another carrier or congestion control than the best one, in order to learn.
-        explored: bool,
-        /// Name of the carrier that tunnels the connection, or `None` if the connection began without a tunnel.
-        carrier: Option<String>,
-        /// Traffic profile and size that were predicted for the connection.
-        expected: Expected,
-        /// Command name of the process that connected, as in [`SelectedFlow`].
-        command: Option<String>,
-        /// ID of the cgroup that the rule names and that contains the process.
-        cgroup: Option<u64>,
-        /// Start time of the connection, in ns of `CLOCK_MONOTONIC`.
-        began_ns: u64,
-    },
+    Began(CarriedStart),
     /// A redirected connection has ended.
     Ended {
         /// ID of the connection.
@@ -113,6 +89,34 @@ pub enum CarriedFlow {
         /// The connection with its measurements.
         flow: SelectedFlow,
     },
+}
+
+/// A redirected connection that the broker has accepted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CarriedStart {
+    /// ID of the connection.
+    pub id: u64,
+    /// This host's address and port.
+    pub local: SocketAddr,
+    /// The other end's address and port.
+    pub remote: SocketAddr,
+    /// Key under which the kernel stores the model's choice of a carrier or congestion control for the connection's
+    /// rule, or 0 if no model chose.
+    pub choice: u32,
+    /// Serial number of the model's choice of a carrier or congestion control for the connection.
+    pub serial: u32,
+    /// True if the model chose another carrier or congestion control than the best one, in order to learn.
+    pub explored: bool,
+    /// Name of the carrier that tunnels the connection, or `None` if the connection began without a tunnel.
+    pub carrier: Option<String>,
+    /// Traffic profile and size that were predicted for the connection.
+    pub expected: Expected,
+    /// Command name of the process that connected, as in [`SelectedFlow`].
+    pub command: Option<String>,
+    /// ID of the cgroup that the rule names and that contains the process.
+    pub cgroup: Option<u64>,
+    /// Start time of the connection, in ns of `CLOCK_MONOTONIC`.
+    pub began_ns: u64,
 }
 
 #[cfg(test)]

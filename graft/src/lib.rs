@@ -48,7 +48,7 @@ pub mod settings;
 pub mod status;
 
 pub use error::Error;
-pub use flow::{CarriedFlow, SelectedFlow};
+pub use flow::{CarriedFlow, CarriedStart, SelectedFlow};
 pub use identity::ObjectIdentity;
 pub use learned::Learned;
 pub use manifest::GraftManifest;

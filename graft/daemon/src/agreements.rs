@@ -21,10 +21,10 @@ use tracing::{error, info};
 use super::{
     agreement::{AgreementHost, AgreementTasks},
     control::{GraftAnswer, GraftRequest, Status},
-    daemon::usable,
     link::LinkRequest,
     metrics,
     probe::{ProbeStatus, ProbeTarget, Probes},
+    usable::usable,
     worker::{Served, WorkerProcess, another},
 };
 

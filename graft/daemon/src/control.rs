@@ -11,10 +11,7 @@ use millrace_daemon::{part::PartStatus, socket};
 use millrace_graft::{SideSetting, packet, status};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    daemon::{LoadTimes, SwapAnswer},
-    probe::ProbeStatus,
-};
+use super::probe::ProbeStatus;
 
 /// Path of the daemon's control socket, if no other path is configured.
 pub const DEFAULT_SOCKET: &str = "/run/millrace/graft.sock";
@@ -147,6 +144,31 @@ pub struct PeerReport {
     pub sessions: Vec<packet::SessionStatus>,
     /// Parts of the daemon that have not answered, with the reasons.
     pub unknown: Vec<String>,
+}
+
+/// Durations of the three steps of loading a graft (open the object file, load it into the kernel, attach it), in
+/// microseconds.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct LoadTimes {
+    /// Time to open the object file.
+    pub open_us: u64,
+    /// Time to load the programs into the kernel, which verifies them.
+    pub load_us: u64,
+    /// Time to register the graft as a congestion control.
+    pub attach_us: u64,
+}
+
+/// The result of moving live TCP connections to another graft.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct SwapAnswer {
+    /// Number of connected sockets that were moved.
+    pub connections: u64,
+    /// Number of listening sockets that were moved.
+    pub listeners: u64,
+    /// Number of sockets whose change the kernel refused.
+    pub refused: u64,
+    /// Time for visiting all sockets, in microseconds.
+    pub walk_us: u64,
 }
 
 /// The daemon's answer to a [`GraftRequest`].

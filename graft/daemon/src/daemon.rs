@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, atomic::AtomicUsize},
     thread,
     time::{Duration, Instant},
@@ -16,17 +16,19 @@ use millrace_daemon::{
 };
 use millrace_graft::{
     GraftRuntime, Learned,
-    settings::{AgreementSettings, DaemonSettings},
+    settings::AgreementSettings,
     status::{self, GraftConnectionStatus, PeerExplanation, Status},
 };
-use millrace_graft_kernel::{PinDirectory, SelectionMaps, gateway, remove_leftovers};
+use millrace_graft_kernel::{PinDirectory, SelectionMaps, remove_leftovers};
 use millrace_graft_proto::select::kind::ClassLesson;
-use millrace_graft_tls::Tls;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use super::tunnel_link::{REPORT, TunnelReport};
+use super::{
+    control::{LoadTimes, SwapAnswer},
+    tunnel_link::{REPORT, TunnelReport},
+    usable::usable,
+};
 
 /// Reports of tunnelled connections for which the answer to a question about an unknown connection waits.
 const REPORTS_AWAITED: u32 = 3;
@@ -74,31 +76,6 @@ struct TunnelReports {
     latest: Option<Instant>,
 }
 
-/// Durations of the three steps of loading a graft (open the object file, load it into the kernel, attach it), in
-/// microseconds.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct LoadTimes {
-    /// Time to open the object file.
-    pub open_us: u64,
-    /// Time to load the programs into the kernel, which verifies them.
-    pub load_us: u64,
-    /// Time to register the graft as a congestion control.
-    pub attach_us: u64,
-}
-
-/// The result of moving live TCP connections to another graft.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct SwapAnswer {
-    /// Number of connected sockets that were moved.
-    pub connections: u64,
-    /// Number of listening sockets that were moved.
-    pub listeners: u64,
-    /// Number of sockets whose change the kernel refused.
-    pub refused: u64,
-    /// Time for visiting all sockets, in microseconds.
-    pub walk_us: u64,
-}
-
 impl GraftDaemon {
     /// Starts the daemon. The control socket must be open already, since only one daemon can open it. Grafts in the
     /// kernel are then leftovers of an ended process and may be removed.
@@ -107,11 +84,6 @@ impl GraftDaemon {
         match remove_leftovers()? {
             0 => {}
             count => warn!(count, "removed congestion controls that a killed process had left"),
-        }
-        match gateway::remove_leftovers(None) {
-            Ok(0) => {}
-            Ok(count) => warn!(count, "removed rules and routes that a killed gateway had left"),
-            Err(error) => warn!("cannot find out whether a killed gateway has left rules or routes: {error}"),
         }
         let settings = usable(&setup.config, &setup.interfaces)?.in_place;
         let pins = setup.pins.as_deref().map(PinDirectory::at);
@@ -323,12 +295,4 @@ impl GraftDaemon {
     pub fn paths(&self) -> Vec<status::PeerPath> {
         self.runtime.lock().paths()
     }
-}
-
-/// Reads the settings, and checks keys and certificates before any setting is applied.
-pub fn usable(config: &Path, interfaces: &[String]) -> anyhow::Result<DaemonSettings> {
-    let mut settings = DaemonSettings::read(config)?;
-    settings.in_place.add_gateway_interfaces(interfaces)?;
-    settings.in_place.agreement.as_ref().map(Tls::new).transpose()?;
-    Ok(settings)
 }

@@ -23,5 +23,7 @@ pub mod supervisor;
 pub mod text;
 pub mod tunnel;
 mod tunnel_link;
+mod tunnel_reports;
 mod tunnel_server;
+pub mod usable;
 mod worker;

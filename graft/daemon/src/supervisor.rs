@@ -14,6 +14,7 @@ use millrace_daemon::{
     part::{KeptDescriptors, Lock, PartnerLink, SupervisedPart},
 };
 use millrace_graft::{settings::DaemonSettings, status};
+use millrace_graft_kernel::gateway;
 use millrace_graft_tunnel::is_populated;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
@@ -24,8 +25,8 @@ use super::{
     control::{
         AGREEMENTS, GRAFTS, GraftAnswer, GraftRequest, PEERS, PeerReport, SESSIONS, Status, TUNNEL, WHO,
     },
-    daemon::usable,
     metrics,
+    usable::usable,
 };
 
 /// Longest wait for each worker process, if several worker processes contribute to an answer.
@@ -54,6 +55,12 @@ pub async fn run(setup: SupervisorSetup) -> anyhow::Result<()> {
     let frame = DaemonFrame::open(front, WHO)?;
     let settings = usable(&config, &interfaces)?;
     let lock = Arc::new(block_in_place(|| Lock::take(&socket))?);
+    // Only now has each process of an earlier daemon ended.
+    match block_in_place(|| gateway::remove_leftovers(None)) {
+        Ok(0) => {}
+        Ok(count) => warn!(count, "removed rules and routes that a killed gateway had left"),
+        Err(error) => warn!("cannot find out whether a killed gateway has left rules or routes: {error}"),
+    }
     let kept = Arc::new(KeptDescriptors::default());
     let part = |name: &'static str| {
         let arguments = arguments.iter().cloned().chain([name.into()]).collect();

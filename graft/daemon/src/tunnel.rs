@@ -19,8 +19,8 @@ use tracing::info;
 use super::{
     confine::{BpfUse, confine},
     control::{GraftAnswer, GraftRequest, PeerReport, Status},
-    daemon::usable,
-    tunnel_link::Reporter,
+    tunnel_reports::Reporter,
+    usable::usable,
     worker::{Served, WorkerProcess, another},
 };
 

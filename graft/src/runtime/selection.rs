@@ -401,59 +401,40 @@ impl RuntimeSelection {
     /// Handles an event of the broker about a redirected connection.
     pub fn note_carried(&mut self, carried: CarriedFlow, settings: &Settings) {
         match carried {
-            CarriedFlow::Began {
-                id,
-                local,
-                remote,
-                choice,
-                serial,
-                explored,
-                carrier,
-                expected,
-                command,
-                cgroup,
-                began_ns,
-            } => {
-                let rule = match choice {
+            CarriedFlow::Began(began) => {
+                let remote = began.remote;
+                let rule = match began.choice {
                     0 => settings.carried_by(
                         SideSetting::Client,
                         remote.port(),
                         remote.ip(),
-                        command.as_deref(),
-                        cgroup,
+                        began.command.as_deref(),
+                        began.cgroup,
                     ),
                     number => settings.rules.get(number as usize - 1),
                 };
-                let made = self.made.get(&serial).filter(|_| choice > 0).cloned();
-                let why = if choice == 0 {
-                    "rule"
-                } else {
-                    records::choice_reason(made.as_deref(), explored, false)
+                let made = self.made.get(&began.serial).filter(|_| began.choice > 0).cloned();
+                let why = match began.choice {
+                    0 => "rule",
+                    _ => records::choice_reason(made.as_deref(), began.explored, false),
                 };
-                let rule = rule.map(|rule| rule.name.clone()).unwrap_or_default();
-                let candidate = CARRIED_WARM.to_owned();
-                let side = SideSetting::Client;
-                let carried = true;
-                let ended = None;
-                self.records.begin(
-                    id,
-                    ConnectionRecord {
-                        local,
-                        remote,
-                        side,
-                        rule,
-                        why,
-                        candidate,
-                        purpose: Some(status::PurposeStatus::from(&expected)),
-                        made,
-                        began_ns,
-                        carried,
-                        carrier,
-                        is_elsewhere: false,
-                        unseen: false,
-                        ended,
-                    },
-                );
+                let record = ConnectionRecord {
+                    local: began.local,
+                    remote,
+                    side: SideSetting::Client,
+                    rule: rule.map(|rule| rule.name.clone()).unwrap_or_default(),
+                    why,
+                    candidate: CARRIED_WARM.to_owned(),
+                    purpose: Some(status::PurposeStatus::from(&began.expected)),
+                    made,
+                    began_ns: began.began_ns,
+                    carried: true,
+                    carrier: began.carrier,
+                    is_elsewhere: false,
+                    unseen: false,
+                    ended: None,
+                };
+                self.records.begin(began.id, record);
             }
             CarriedFlow::Ended { id, flow } => {
                 let Some(record) = self.records.live(id) else { return };

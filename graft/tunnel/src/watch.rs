@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_graft::{CarriedFlow, SelectedFlow, SideSetting};
+use millrace_graft::{CarriedFlow, CarriedStart, SelectedFlow, SideSetting};
 use millrace_graft_kernel::hook::RedirectedConnection;
 use millrace_graft_proto::select::{candidates::CARRIED_WARM, kind::Expected};
 use millrace_kernel::clock;
@@ -73,9 +73,6 @@ impl TunnelWatch {
             began_ns: clock::monotonic_ns(),
             is_reported: false,
         };
-        let WatchedTunnel { id, local, remote, began_ns, cgroup, .. } = watched;
-        let command = watched.command.clone();
-        let RedirectedConnection { choice, serial, explored, .. } = *arrival;
         // The lock is held until the event is queued, so that events are queued in the order in which they happen.
         let mut flows = self.flows.lock();
         watched.is_reported = flows.len() < MOST;
@@ -83,19 +80,19 @@ impl TunnelWatch {
             self.lost.fetch_add(1, Relaxed);
             return watched;
         }
-        flows.push(CarriedFlow::Began {
-            id,
-            local,
-            remote,
-            choice,
-            serial,
-            explored,
+        flows.push(CarriedFlow::Began(CarriedStart {
+            id: watched.id,
+            local: watched.local,
+            remote: watched.remote,
+            choice: arrival.choice,
+            serial: arrival.serial,
+            explored: arrival.explored,
             carrier,
             expected,
-            command,
-            cgroup,
-            began_ns,
-        });
+            command: watched.command.clone(),
+            cgroup: watched.cgroup,
+            began_ns: watched.began_ns,
+        }));
         watched
     }
 

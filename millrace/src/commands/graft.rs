@@ -20,10 +20,11 @@ use millrace_graft_daemon::{
     agreements, broker,
     confine::{BpfUse, confine},
     control::{self, AGREEMENTS, DEFAULT_SOCKET, GRAFTS, GraftAnswer, GraftRequest, PEERS, SESSIONS, TUNNEL},
-    daemon::{GraftSetup, usable},
+    daemon::GraftSetup,
     packets, peers,
     probe::ProbeTarget,
     serve, supervisor, text, tunnel,
+    usable::usable,
 };
 use millrace_graft_kernel::{PinDirectory, gateway};
 use millrace_graft_tls as tls;
