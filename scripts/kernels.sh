@@ -13,7 +13,8 @@
 # has none, name one.
 #
 #   DEBIAN_MIRROR     as in a sources.list
-#   KERNELS_TESTS     only these of the test programs, such as "load relay"
+#   KERNELS_TESTS     only these of the test programs, such as "load relay", and no machines for the observer
+#   KERNELS_FILTER    only tests whose names contain this
 #   KERNELS_LABS      only these of what labs show (forward carry interfaces)
 #   KERNELS_TIMEOUT   seconds for all tests on one kernel (4500): emulated, everything is slow
 #   KERNELS_ACCEL     of QEMU (tcg,thread=single); "kvm" is faster where it works, which nested it often does not
@@ -158,7 +159,7 @@ boot() {
     cat "$dir/userland.cpio" "$to/modules.cpio" >"$to/initrd"
     timeout "$time_limit" qemu-system-x86_64 -accel "${KERNELS_ACCEL:-tcg,thread=single}" -cpu max,-cx16 -smp 2 -m 2G \
         -nodefaults -no-user-config -display none -no-reboot -kernel "$to/vmlinuz" -initrd "$to/initrd" \
-        -append "console=ttyS0 loglevel=5 no_timer_check panic=-1 oops=panic softlockup_panic=1 KERNELS_LABS=${KERNELS_LABS// /,}" \
+        -append "console=ttyS0 loglevel=5 no_timer_check panic=-1 oops=panic softlockup_panic=1 KERNELS_LABS=${KERNELS_LABS// /,} KERNELS_FILTER=${KERNELS_FILTER:-}" \
         -serial "file:$to/console" -serial "file:$to/results" </dev/null >"$to/qemu" 2>&1 || true
     rm -f "$to/initrd"
     sed -i 's/\r$//' "$to/console" "$to/results"
@@ -191,11 +192,11 @@ table() {
         if (!($1 in column)) { column[$1] = ++columns; head[columns] = $1 }
         cell[$2, $1] = $3 " " $4 " s" ($5 > 0 ? " (" $5 " skipped)" : "")
     } END {
-        printf "%-12s", ""
+        printf "%-24s", ""
         for (c = 1; c <= columns; c++) printf "%-28s", head[c]
         print ""
         for (r = 1; r <= rows; r++) {
-            printf "%-12s", order[r]
+            printf "%-24s", order[r]
             for (c = 1; c <= columns; c++) printf "%-28s", (order[r], head[c]) in cell ? cell[order[r], head[c]] : "-"
             print ""
         }
@@ -226,7 +227,7 @@ for kernel in "${kernels[@]}"; do
         5.10) scripts/kernels/cost.sh "$kernel" ;;
         *)
             boot "$kernel"
-            scripts/kernels/cost.sh "$kernel"
+            [ -n "${KERNELS_TESTS:-}" ] || scripts/kernels/cost.sh "$kernel"
             ;;
     esac
 done

@@ -5,6 +5,7 @@
 #   run.sh DIRECTORY SCRIPTS RESULTS
 #
 #   KERNELS_ONLY      only these test programs, by the names of their files, with commas
+#   KERNELS_FILTER    only tests whose names contain this
 directory=$1 scripts=$2 results=$3
 log=$(mktemp)
 # The same limit as in scripts/lib.sh: init's children have 1024.
@@ -28,7 +29,7 @@ for program in "$directory"/*; do
     case ",${KERNELS_ONLY:-$name}," in *",$name,"*) ;; *) continue ;; esac
     # Several observers at once interrupt an emulated CPU more often than it can take.
     case $name in millrace-cost | cost-units) threads=--test-threads=1 ;; *) threads= ;; esac
-    run "$name" "$program" --show-output $threads
+    run "$name" "$program" $KERNELS_FILTER --show-output $threads
 done
 labs=$(echo "${KERNELS_LABS:-forward carry interfaces}" | tr , ' ')
 for lab in $labs; do
