@@ -144,8 +144,16 @@ impl UnreadCase {
                 thread::sleep(Duration::from_millis(5));
             }
             stop.store(true, Ordering::Relaxed);
-            sending.join().expect("sent");
-            receiving.join().expect("messages")
+            let (sent, got) = (sending.join(), receiving.join());
+            if sent.is_err() {
+                let progress = sender.progress(&site.ends).expect("progress");
+                let counts = [counted(&mut sender, &site.ends), counted(&mut receiver, &there)];
+                panic!(
+                    "not all was sent: {progress:?}; counted: {counts:?}; in the socket: {:?}",
+                    queued(&site, &far)
+                );
+            }
+            got.expect("messages")
         });
         crate::traffic::assert_all_once(&got, SENT);
         let left = wait_until("an empty socket", || queued(&site, &far), |(bytes, _)| *bytes == 0);
