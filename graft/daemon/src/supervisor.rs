@@ -100,10 +100,20 @@ struct Supervisor {
     tunnel: Arc<SupervisedPart>,
     sessions: Arc<SupervisedPart>,
     peers: Arc<SupervisedPart>,
-    /// Cgroups of commands with tunnelled connections. Each is removed once it has no process any more.
-    hooked: Mutex<Vec<PathBuf>>,
+    /// Commands with tunnelled connections.
+    hooked: Mutex<Vec<HookedCommand>>,
     reloads: Reloads,
     started: Instant,
+}
+
+/// A command whose connections are tunnelled.
+struct HookedCommand {
+    /// The command's cgroup. It is removed once it has no process any more.
+    cgroup: PathBuf,
+    /// The request for the command's rules.
+    request: GraftRequest,
+    /// Process ID of the worker process that has these rules. They end with it, and its successor is asked for them.
+    tunnel: Option<u32>,
 }
 
 impl Supervisor {
@@ -268,8 +278,9 @@ impl daemon::Daemon for Supervisor {
                 return self.agreements.ask(&request, PATIENCE);
             }
             GraftRequest::Hook { ref cgroup, .. } => {
+                let (cgroup, tunnel) = (cgroup.clone(), self.tunnel.status().pid);
                 self.tunnel.ask(&request, PATIENCE)?;
-                self.hooked.lock().push(cgroup.clone());
+                self.hooked.lock().push(HookedCommand { cgroup, request, tunnel });
                 return Ok(None);
             }
             _ => return self.grafts.ask(&request, PATIENCE),
@@ -289,11 +300,19 @@ impl daemon::Daemon for Supervisor {
     }
 
     fn tick(&self) -> anyhow::Result<()> {
+        let mut hooked = self.hooked.lock();
         // The process that tunnels their connections may not change files.
-        self.hooked.lock().retain(|cgroup| {
+        hooked.retain(|HookedCommand { cgroup, .. }| {
             is_populated(cgroup)
                 || fs::remove_dir(cgroup).is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
         });
+        let tunnel = self.tunnel.status().pid;
+        for command in hooked.iter_mut().filter(|command| command.tunnel != tunnel) {
+            // A process that does not serve yet is asked again a second later.
+            if self.tunnel.trouble().is_none() && self.tunnel.ask(&command.request, WHOLE_STATUS).is_ok() {
+                command.tunnel = tunnel;
+            }
+        }
         Ok(())
     }
 }

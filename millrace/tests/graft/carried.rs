@@ -14,6 +14,7 @@ use std::{
 };
 
 use millrace_graft::status::{CarrierStatus, CarryStatus, PeerExplanation};
+use millrace_graft_daemon::control;
 use millrace_testkit::StopOnDrop;
 use nix::sys::signal::Signal;
 use ring::digest::{Context, SHA256};
@@ -1054,4 +1055,42 @@ fn graft_hook_tunnels_only_its_port_for_a_command_outside_the_cgroup_of_the_sett
     let (here, there) = connect_seen(&site, &listeners[0], CLIENT);
     exchange(&here, &there, 100_000);
     assert_eq!(verdict(&near, "redirected"), 2);
+}
+
+/// The rules of a command return when the process that tunnels its connections is started again.
+#[test]
+fn graft_hook_tunnels_connections_of_a_command_after_a_restart_of_the_tunnel() {
+    let Some(site) = GraftSite::new("again") else { return };
+    const OTHER: u16 = 7182;
+    let other = rule("server", OTHER).replace("name = \"server\"", "name = \"other\"");
+    let [near, _far] = warm(&site, ["", &other]);
+    let listener = site.listen_on(at(SERVER, OTHER));
+    let mut command = site.command(0, env!("CARGO_BIN_EXE_millrace"));
+    let code = format!(
+        "import socket, sys\nfor line in sys.stdin: socket.create_connection(('{SERVER}', {OTHER})).recv(1)"
+    );
+    command.args(["graft", "hook", "--port", &OTHER.to_string(), "--socket"]);
+    command.arg(site.path("graft0.sock")).args(["--", "python3", "-c", &code]);
+    let mut command = command.stdin(Stdio::piped()).spawn().unwrap();
+    let mut lines = command.stdin.take().unwrap();
+    // Lets the command connect, and returns how many of its connections the present process has tunnelled.
+    let mut connect = || {
+        lines.write_all(b"connect\n").unwrap();
+        drop(listener.accept().unwrap());
+        verdict(&near, "redirected")
+    };
+    assert_eq!(connect(), 1);
+    signal(part(&near.succeed(&["status", "--json"]), "tunnel"), Signal::SIGKILL);
+    wait_until(
+        "a further process to serve",
+        || near.succeed(&["status", "--json"]),
+        |status| {
+            let status: control::Status = serde_json::from_str(status).unwrap();
+            status.parts.iter().any(|it| it.name == "tunnel" && it.restarts == 1 && it.state == "serving")
+        },
+    );
+    wait_for_state(&near, "warm");
+    wait_for("a tunnelled connection", || connect() > 0);
+    drop(lines);
+    assert!(command.wait().unwrap().success());
 }
