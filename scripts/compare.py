@@ -3,6 +3,7 @@
 
     scripts/compare.py [--rounds N] BEFORE AFTER -- bench relay --relays kernel,user --subscribers 1,8 --rounds 1
     scripts/compare.py BEFORE AFTER -- bench gate --verdicts
+    scripts/compare.py BEFORE AFTER -- bench graft redirect --parts ways --rounds 1
 
 BEFORE and AFTER are binaries. Prints, for each row and figure, the median of both with the least and the highest, and the
 median of the ratios of each pair. Figures that are in one of them only are left out.
@@ -16,7 +17,7 @@ import sys
 import tempfile
 
 # Fields that identify a row. All other numbers are figures.
-KEYS = ("relay", "engine", "transport", "subscribers", "verdict", "defence", "scenario", "experiment", "name", "reason", "rule")
+KEYS = ("relay", "way", "graft", "sessions", "engine", "transport", "subscribers", "verdict", "defence", "scenario", "experiment", "name", "reason", "rule")
 # Figures of single rounds, and fields that tell how a figure was measured.
 LEFT_OUT = ("rounds", "spread", "wire", "settings", "series", "object_bytes", "rate_hz", "seconds")
 
