@@ -278,7 +278,8 @@ impl daemon::Daemon for Supervisor {
                 return self.agreements.ask(&request, PATIENCE);
             }
             GraftRequest::Hook { ref cgroup, .. } => {
-                let (cgroup, tunnel) = (cgroup.clone(), self.tunnel.status().pid);
+                let cgroup = cgroup.clone();
+                let tunnel = self.tunnel.status().pid;
                 self.tunnel.ask(&request, PATIENCE)?;
                 self.hooked.lock().push(HookedCommand { cgroup, request, tunnel });
                 return Ok(None);

@@ -144,7 +144,8 @@ impl UnreadCase {
                 thread::sleep(Duration::from_millis(5));
             }
             stop.store(true, Ordering::Relaxed);
-            let (sent, got) = (sending.join(), receiving.join());
+            let sent = sending.join();
+            let got = receiving.join();
             if sent.is_err() {
                 let progress = sender.progress(&site.ends).expect("progress");
                 let counts = [counted(&mut sender, &site.ends), counted(&mut receiver, &there)];
