@@ -640,7 +640,8 @@ impl Adopted {
         std::future::pending().await
     }
 
-    /// Handles a message on the request stream. Returns the publisher's PUBLISH_DONE.
+    /// Handles a message on the request stream. Returns the publisher's PUBLISH_DONE, or an equivalent one if the
+    /// stream was closed without it.
     async fn on_message(
         &self,
         incoming: IncomingMessage,
@@ -683,11 +684,17 @@ impl Adopted {
                 return Err(SessionError::misplaced(&message, "from a publisher"));
             }
             IncomingMessage::GoAway(_) => self.family.move_request(&self.published),
-            // The session may be about to end, too, so this is a lost publisher, and not the end of the track.
             IncomingMessage::Finished | IncomingMessage::Reset => {
-                return Err(SessionError::Lost(
-                    "the publisher closed the subscription without PUBLISH_DONE".into(),
-                ));
+                // The streams of a process that ends are closed just before its session. That is a lost publisher, and
+                // not the end of the track.
+                if timeout(LATE_STREAMS, context.connection().quic.closed()).await.is_ok() {
+                    return Err(SessionError::Lost("the publisher's session has ended".into()));
+                }
+                return Ok(Some(PublishDone {
+                    code: code::Done::INTERNAL_ERROR,
+                    stream_count: 0,
+                    reason: "the publisher closed the subscription".into(),
+                }));
             }
         }
         Ok(None)
