@@ -99,16 +99,11 @@ pub fn confine(kept: CapabilitySet, bpf: BpfUse) -> anyhow::Result<()> {
     keep_capabilities(kept)?;
     let value = |number: i32| u64::from(number.unsigned_abs());
     let has = |place, flag| {
-        SeccompCondition::new(
-            place,
-            SeccompCmpArgLen::Dword,
-            SeccompCmpOp::MaskedEq(value(flag)),
-            value(flag),
-        )
+        SeccompCondition::new(place, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(flag), flag)
     };
     let first = |value| SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value);
     let writes = |place: u8| -> anyhow::Result<Vec<_>> {
-        WRITES.into_iter().map(|flag| Ok(SeccompRule::new(vec![has(place, flag)?])?)).collect()
+        WRITES.into_iter().map(|flag| Ok(SeccompRule::new(vec![has(place, value(flag))?])?)).collect()
     };
     let makes = BPF_MAKES.map(|command| SeccompRule::new(vec![first(command)?]));
     let mut calls: BTreeMap<_, _> =

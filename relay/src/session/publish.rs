@@ -687,14 +687,12 @@ impl Adopted {
             IncomingMessage::Finished | IncomingMessage::Reset => {
                 // The streams of a process that ends are closed just before its session. That is a lost publisher, and
                 // not the end of the track.
+                let reason = "the publisher closed the subscription".to_owned();
                 if timeout(LATE_STREAMS, context.connection().quic.closed()).await.is_ok() {
-                    return Err(SessionError::Lost("the publisher's session has ended".into()));
+                    return Err(SessionError::Lost(reason));
                 }
-                return Ok(Some(PublishDone {
-                    code: code::Done::INTERNAL_ERROR,
-                    stream_count: 0,
-                    reason: "the publisher closed the subscription".into(),
-                }));
+                let code = code::Done::INTERNAL_ERROR;
+                return Ok(Some(PublishDone { code, stream_count: 0, reason }));
             }
         }
         Ok(None)
