@@ -640,8 +640,7 @@ impl Adopted {
         std::future::pending().await
     }
 
-    /// Handles a message on the request stream. Returns the publisher's PUBLISH_DONE, or an equivalent one if the
-    /// stream was closed without it.
+    /// Handles a message on the request stream. Returns the publisher's PUBLISH_DONE.
     async fn on_message(
         &self,
         incoming: IncomingMessage,
@@ -684,15 +683,11 @@ impl Adopted {
                 return Err(SessionError::misplaced(&message, "from a publisher"));
             }
             IncomingMessage::GoAway(_) => self.family.move_request(&self.published),
+            // The session may be about to end, too, so this is a lost publisher, and not the end of the track.
             IncomingMessage::Finished | IncomingMessage::Reset => {
-                // The streams of a process that ends are closed just before its session. That is a lost publisher, and
-                // not the end of the track.
-                let reason = "the publisher closed the subscription".to_owned();
-                if timeout(LATE_STREAMS, context.connection().quic.closed()).await.is_ok() {
-                    return Err(SessionError::Lost(reason));
-                }
-                let code = code::Done::INTERNAL_ERROR;
-                return Ok(Some(PublishDone { code, stream_count: 0, reason }));
+                return Err(SessionError::Lost(
+                    "the publisher closed the subscription without PUBLISH_DONE".into(),
+                ));
             }
         }
         Ok(None)
