@@ -309,10 +309,14 @@ impl daemon::Daemon for Supervisor {
         });
         let tunnel = self.tunnel.status().pid;
         for command in hooked.iter_mut().filter(|command| command.tunnel != tunnel) {
-            // A process that does not serve yet is asked again a second later.
-            if self.tunnel.trouble().is_none() && self.tunnel.ask(&command.request, WHOLE_STATUS).is_ok() {
-                command.tunnel = tunnel;
+            if self.tunnel.trouble().is_some() {
+                break; // it is asked once it serves
             }
+            if let Err(error) = self.tunnel.ask(&command.request, WHOLE_STATUS) {
+                let cgroup = command.cgroup.display();
+                warn!(%cgroup, "connections of a command are not tunnelled any more: {error:#}");
+            }
+            command.tunnel = tunnel;
         }
         Ok(())
     }
