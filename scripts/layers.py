@@ -12,6 +12,7 @@ The root of each library denies `missing_docs`, except for the crates in UNDOCUM
     scripts/layers.py [--self-test]
 """
 
+import functools
 import os
 import re
 import sys
@@ -270,9 +271,8 @@ def circles(modules, crate, root):
 def mixed(root, layout, parts):
     """Returns arrows between the parts that PARTS does not allow, modules without a part, and rows without a module."""
     rows = {row: part for part, (_, listed) in parts.items() for row in listed.split()}
-    folders = {row.split("::")[0]: "" for row in rows}
-    folders = {name: folder for folder, crate, _ in layout if (name := crate.removeprefix("millrace-")) in folders}
-    crates = {name: read(root / folder) for name, folder in folders.items()}
+    wanted = {row.split("::")[0] for row in rows}
+    crates = {name: read(root / folder) for folder, crate, _ in layout if (name := crate.removeprefix("millrace-")) in wanted}
     found, seen = [], set()
 
     def part_of(name, path):
@@ -361,6 +361,7 @@ def knots(modules, crate, bound):
     return [f"{crate}: {count} modules in circles with parents or children, and the bound is {bound} (KNOTS in scripts/layers.py): {', '.join(names)}"]
 
 
+@functools.cache
 def read(folder):
     modules = {}
     source = folder / "src"

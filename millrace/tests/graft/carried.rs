@@ -7,7 +7,7 @@ use std::{
     fs,
     io::{ErrorKind, Read, Write as _},
     net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
-    process::Stdio,
+    process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -1028,6 +1028,15 @@ fn graft_hook_tunnels_connections_of_a_command() {
     wait_for("the end of the server's hook", || left(1) == 0);
 }
 
+/// Returns a command that runs Python code on the client's host, outside of the settings' cgroup. Its connections to this
+/// port are tunnelled.
+fn hooked_python(site: &GraftSite, port: u16, code: &str) -> Command {
+    let mut command = site.command(0, env!("CARGO_BIN_EXE_millrace"));
+    command.args(["graft", "hook", "--port", &port.to_string(), "--socket"]);
+    command.arg(site.path("graft0.sock")).args(["--", "python3", "-c", code]);
+    command
+}
+
 /// Rules of the settings hold in the cgroup of the settings, and those of a command in the command's cgroup, wherever it
 /// is.
 #[test]
@@ -1038,11 +1047,8 @@ fn graft_hook_tunnels_only_its_port_for_a_command_outside_the_cgroup_of_the_sett
     let [near, _far] = warm(&site, ["", &other]);
     let listeners = [PORT, OTHER].map(|port| site.listen_on(at(SERVER, port)));
     let connect = |port: u16| {
-        let mut command = site.command(0, env!("CARGO_BIN_EXE_millrace"));
         let code = format!("import socket; socket.create_connection(('{SERVER}', {port})).recv(1)");
-        command.args(["graft", "hook", "--port", &OTHER.to_string(), "--socket"]);
-        command.arg(site.path("graft0.sock")).args(["--", "python3", "-c", &code]);
-        command.stdin(Stdio::null()).spawn().unwrap()
+        hooked_python(&site, OTHER, &code).stdin(Stdio::null()).spawn().unwrap()
     };
     for (listener, redirected) in listeners.iter().zip([0, 1]) {
         let mut command = connect(listener.local_addr().unwrap().port());
@@ -1065,13 +1071,10 @@ fn graft_hook_tunnels_connections_of_a_command_after_a_restart_of_the_tunnel() {
     let other = rule("server", OTHER).replace("name = \"server\"", "name = \"other\"");
     let [near, _far] = warm(&site, ["", &other]);
     let listener = site.listen_on(at(SERVER, OTHER));
-    let mut command = site.command(0, env!("CARGO_BIN_EXE_millrace"));
     let code = format!(
         "import socket, sys\nfor line in sys.stdin: socket.create_connection(('{SERVER}', {OTHER})).recv(1)"
     );
-    command.args(["graft", "hook", "--port", &OTHER.to_string(), "--socket"]);
-    command.arg(site.path("graft0.sock")).args(["--", "python3", "-c", &code]);
-    let mut command = command.stdin(Stdio::piped()).spawn().unwrap();
+    let mut command = hooked_python(&site, OTHER, &code).stdin(Stdio::piped()).spawn().unwrap();
     let mut lines = command.stdin.take().unwrap();
     // Lets the command connect, and returns how many of its connections the present process has tunnelled.
     let mut connect = || {
