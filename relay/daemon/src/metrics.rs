@@ -86,11 +86,7 @@ impl RelaySnapshot {
                 "Files of the settings that could not be read when they changed; access.unread in the status lists them",
                 access.unread.len() as u64,
             ),
-            (
-                "unproven_sessions",
-                "Sessions without a proven right yet; at most unproven-sessions",
-                access.unproven,
-            ),
+            ("unproven_sessions", "Sessions without a right yet; at most unproven-sessions", access.unproven),
             ("clients", "Clients that have sessions", access.clients.len() as u64),
             ("held_tracks", "Tracks of open requests", sum(|s| s.tracks)),
             ("sessions", "Open sessions", sessions.len() as u64),
@@ -110,11 +106,7 @@ impl RelaySnapshot {
             ("in_flight", "Data sent, not acknowledged", sum(|s| s.in_flight)),
             ("cache", "Media in the cache", cache.bytes),
             ("cache_limit", "Limit of the cache", cache.limit),
-            (
-                "receive_held",
-                "Bytes that peers may send before the relay has read them, over all connections",
-                receive.held,
-            ),
+            ("receive_held", "Bytes that all peers may send before the relay reads them", receive.held),
             ("receive_limit", "Limit of receive_held", receive.limit),
         ] {
             out.gauge(name, about, Some(Unit::Bytes), bytes)?;
@@ -139,14 +131,10 @@ impl RelaySnapshot {
                 "Sessions with a proven right that wait for a record in the table downstreams",
                 self.0.engine.records_waiting,
             ),
-            (
-                "kernel_sessions_off",
-                "Sessions that got more than half of their media from userspace in the last 10 seconds",
-                off,
-            ),
+            ("kernel_sessions_off", "Sessions with most media of the last 10 seconds from userspace", off),
             (
                 "kernel_unregistered",
-                "Packets that the kernel sent without a record: always 0",
+                "Packets sent without a record: always 0",
                 self.0.totals.kernel_unregistered,
             ),
         ])?;
@@ -205,55 +193,27 @@ impl RelaySnapshot {
         let events = self.0.events;
         out.plain_counters([
             ("cache_evicted_groups", "Groups dropped from the cache", cache.evicted),
-            (
-                "cache_share_evicted_groups",
-                "Groups dropped because their client had used up its share of the cache",
-                cache.over_share,
-            ),
-            (
-                "receive_limited",
-                "Receive windows that did not grow because a client had used up its share",
-                receive.limited,
-            ),
-            (
-                "receive_reclaimed",
-                "Sessions, idle for 30 seconds, that were closed to make room for the receive windows of others",
-                receive.reclaimed,
-            ),
-            (
-                "receive_refused",
-                "Connections that were refused because there was no room for a receive window",
-                receive.refused,
-            ),
-            (
-                "fetch_waits",
-                "FETCH responses that waited because a client had used up its share",
-                totals.fetch_waits,
-            ),
+            ("cache_share_evicted_groups", "Groups dropped for a client's used-up share", cache.over_share),
+            ("receive_limited", "Receive windows that a client's used-up share kept small", receive.limited),
+            ("receive_reclaimed", "Sessions idle for 30 s, closed for others' windows", receive.reclaimed),
+            ("receive_refused", "Connections refused for lack of room for receive windows", receive.refused),
+            ("fetch_waits", "FETCH responses that waited for a client's share", totals.fetch_waits),
             (
                 "message_waits",
                 "Messages of open requests that waited because a session or client had used up its requests of that \
                  second",
                 totals.message_waits,
             ),
-            (
-                "publisher_searches",
-                "Searches for publishers of tracks that had none",
-                totals.publisher_searches,
-            ),
+            ("publisher_searches", "Searches for publishers that tracks lacked", totals.publisher_searches),
             ("sessions_accepted", "Sessions since start", totals.sessions),
-            (
-                "retries",
-                "Peers that had to prove their address (Retry) because 64 handshakes without a proof were in progress",
-                totals.retries,
-            ),
+            ("retries", "Peers that got a Retry, because 64 handshakes were in progress", totals.retries),
             ("requests", "Requests received", totals.requests),
             ("request_errors", "Requests answered with an error", totals.request_errors),
             ("objects_received", "Objects from publishers", totals.objects_received),
             ("packets_lost", "QUIC packets deemed lost", totals.packets_lost),
             (
                 "packets_marked",
-                "QUIC packets that paths have marked CE; packets_marked in the status for each session",
+                "QUIC packets marked CE; the status has each session's",
                 totals.packets_marked,
             ),
             ("streams_opened", "Streams to subscribers", totals.streams_opened),
@@ -267,37 +227,21 @@ impl RelaySnapshot {
             ),
             ("log_lines_dropped", "Log lines that were lost", totals.log_lines_dropped),
             ("event_listeners_refused", "Listeners refused because 64 were connected", events.refused),
-            (
-                "event_listeners_dropped",
-                "Listeners that were dropped because they missed 10 events in a row",
-                events.dropped,
-            ),
+            ("event_listeners_dropped", "Listeners dropped after 10 missed events in a row", events.dropped),
             ("events_missed", "Events that listeners were too slow for", events.missed),
-            (
-                "upstream_changes",
-                "Changes to another upstream relay, because one did not answer or a preferred one answered again",
-                totals.upstream_changes,
-            ),
+            ("upstream_changes", "Changes to another or a preferred upstream relay", totals.upstream_changes),
             ("cluster_reroutes", "Tracks that moved to another relay", totals.reroutes),
             ("gaps_asked", "FETCHes for what tracks missed while their source was away", totals.gaps_asked),
             ("gap_objects", "Objects that FETCHes for missed objects have brought", totals.gap_objects),
             ("gaps_refused", "FETCHes for missed objects that the source refused", totals.gaps_refused),
             ("gaps_timed_out", "FETCHes for missed objects without an answer in time", totals.gaps_timed_out),
             ("gaps_cut", "FETCHes for missed objects that broke off or were too large", totals.gaps_cut),
-            (
-                "cluster_sessions_on_demand",
-                "Sessions begun because a namespace was asked for",
-                totals.sessions_on_demand,
-            ),
+            ("cluster_sessions_on_demand", "Sessions begun when they were needed", totals.sessions_on_demand),
             ("cluster_sessions_unneeded", "Sessions on demand that ended unneeded", totals.sessions_unneeded),
-            (
-                "cluster_loops",
-                "Announcements and requests of relays that had already passed through this relay",
-                totals.routes_looped,
-            ),
+            ("cluster_loops", "Announcements and requests of relays that came back", totals.routes_looped),
             (
                 "cluster_refused",
-                "Announcements refused because the relay may not make them, or exceeds cluster-routes",
+                "Announcements without a right or beyond cluster-routes",
                 totals.routes_refused,
             ),
         ])?;
@@ -355,11 +299,7 @@ impl RelaySnapshot {
                 "Changes of sessions that were replaced by newer ones before they were carried out",
                 engine.commands_coalesced,
             ),
-            (
-                "kernel_records_taken",
-                "Records that subscribers have lost to publishers, or to the upstream relay",
-                engine.records_taken,
-            ),
+            ("kernel_records_taken", "Records taken from subscribers for publishers", engine.records_taken),
         ])?;
         for (name, about, counts) in [
             ("kernel_received", "Packets on the kernel engine's interfaces, by outcome", received),
@@ -375,11 +315,7 @@ impl RelaySnapshot {
                  does",
                 openings,
             ),
-            (
-                "kernel_copies",
-                "Copies that the kernel could have sent: sent, or the reason why userspace had to",
-                copies,
-            ),
+            ("kernel_copies", "Copies that the kernel could send: sent, or why userspace did", copies),
             (
                 "kernel_further_runs",
                 "Runs that continued a packet with more copies than kernel-copies-per-run; left: userspace sent the rest",
@@ -445,11 +381,7 @@ fn cluster_metrics(out: &mut Out<'_>, cluster: &ClusterStatus) -> fmt::Result {
     out.plain_gauges([
         ("cluster_discovery_up", "1 while the discovery store answers", discovery.error.is_empty().into()),
         ("cluster_discovery_relays", "Other relays found in the store", discovery.found),
-        (
-            "cluster_discovery_registered",
-            "1 while the store has this relay's record",
-            discovery.registered.into(),
-        ),
+        ("cluster_discovery_registered", "1 while the store has its record", discovery.registered.into()),
     ])?;
     let about = "Failed attempts to reach the discovery store";
     out.counter("cluster_discovery_failures", about, None, discovery.failures)?;
