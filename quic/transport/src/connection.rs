@@ -32,6 +32,8 @@ use crate::{
 const CONTROL_PATIENCE: Duration = Duration::from_millis(2);
 /// Interval at which [`Connection::answers`] checks whether the peer has answered its probe.
 const ANSWER_LOOKS: Duration = Duration::from_millis(20);
+/// Number of probes that [`Connection::answers`] sends to a peer that does not answer.
+const PROBES: u32 = 4;
 
 /// One QUIC connection with two senders.
 ///
@@ -270,9 +272,8 @@ impl Connection {
         matches!(self.quic.close_reason(), Some(quinn::ConnectionError::Reset))
     }
 
-    /// Probes the peer, and returns whether it answers twice, each time within `patience`. Simultaneous calls share a
-    /// probe, and an answer that is at most `age` old counts. Time in which this process could not read packets does
-    /// not count.
+    /// Probes the peer, and returns whether it answers within `patience`. Simultaneous calls share a probe, and an answer
+    /// that is at most `age` old counts. Time in which this process could not read packets does not count.
     pub async fn answers(&self, patience: Duration, age: Duration) -> bool {
         let asked = Instant::now();
         let mut probed = self.probed.lock().await;
@@ -286,23 +287,18 @@ impl Connection {
         answered
     }
 
-    /// Probes the peer until two packets have arrived one after the other, each within `patience`. One packet does not
-    /// suffice, because it may have been on its way when the peer died.
+    /// Sends probes, and returns whether the peer acknowledges one within `patience`. Only the acknowledgement of a packet
+    /// that is sent from now on is an answer. Any other packet may have been on its way when the peer died.
     async fn probe(&self, patience: Duration) -> bool {
-        self.is_heard(patience).await && self.is_heard(patience).await
-    }
-
-    /// Probes the peer, and returns whether a packet arrives within `patience`.
-    async fn is_heard(&self, patience: Duration) -> bool {
-        let before = self.received();
+        let first = self.shared.next_number();
         let looks = (patience.as_nanos() / ANSWER_LOOKS.as_nanos()) as u32;
         for look in 0..looks {
-            // A second probe is sent after half of `patience`, because the first probe may be lost.
-            if look == 0 || look == looks / 2 {
+            // Further probes are sent, because a probe or its acknowledgement may be lost.
+            if look % looks.div_ceil(PROBES) == 0 {
                 self.nudge();
             }
             tokio::time::sleep(ANSWER_LOOKS).await;
-            if self.received() > before {
+            if self.shared.is_acked(first) {
                 return true;
             }
         }

@@ -152,6 +152,8 @@ struct SharedState {
     /// because the offload does not support the packet's form.
     unseen: bool,
     teller: PathReporter,
+    /// One more than the largest packet number that the peer has acknowledged.
+    acked: u64,
     /// Buffer that is reused for each ACK frame.
     ack: AckRanges,
 }
@@ -179,6 +181,7 @@ impl SharedConnection {
             streams: None,
             unseen: false,
             teller: PathReporter::default(),
+            acked: 0,
             ack: AckRanges { delay: Duration::ZERO, ranges: Vec::new(), ecn: None },
         };
         Self {
@@ -207,6 +210,16 @@ impl SharedConnection {
 
     pub fn downstream(&self) -> MappedMutexGuard<'_, Downstream> {
         MutexGuard::map(self.state.lock(), |state| &mut state.plane.downstream)
+    }
+
+    /// Returns the number of the next packet.
+    pub fn next_number(&self) -> u64 {
+        self.state.lock().numbers.peek().1
+    }
+
+    /// Returns whether the peer has acknowledged packet `number` or a later one.
+    pub fn is_acked(&self, number: u64) -> bool {
+        self.state.lock().acked > number
     }
 
     /// Sets the number by which packet traces identify the MoQ session on this connection.

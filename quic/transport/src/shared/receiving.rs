@@ -159,7 +159,9 @@ impl SharedConnection {
         state.ack.ranges.clear();
         state.ack.ranges.extend(ack.ranges());
         state.ack.ecn = ack.ecn_counts();
-        if !state.acknowledge(times) {
+        if state.acknowledge(times) {
+            state.acked = state.acked.max(ack.largest + 1);
+        } else {
             // The frame acknowledges a skipped number. If quinn skipped that number, quinn detects it in the rewritten
             // frame.
             self.counters.acks_refused.add(1);
