@@ -17,7 +17,8 @@ struct arrivals {
 	__u32 let_in; /* index of the next ring entry that XDP fills, before reduction to the ring's size */
 	__u32 passed; /* index of the oldest ring entry that is still in use */
 	__u32 newest; /* one more than the newest packet number that TC has seen */
-	__u32 pad;
+	/* All packets below this number were acknowledged, so the sender does not send them again. */
+	__u32 told;
 	__u32 numbers[GRAFT_WINDOW]; /* packet number of each entry of the ring */
 	/* interface at which the packet of each ring entry arrived; 0: the entry is cleared (delivered or lost) */
 	__u16 places[GRAFT_WINDOW];
@@ -59,13 +60,18 @@ static __always_inline __u32 arrivals_waiting(const struct arrivals *arrivals)
 	return waiting > GRAFT_WINDOW ? GRAFT_WINDOW : waiting;
 }
 
-/* Marks a packet as not received, so that it is requested and may arrive again. */
-static __always_inline void take_back(struct graft_shared *shared, __u32 number)
+/* Marks a packet as not received, so that it is requested and may arrive again. If an acknowledgement has covered it, the
+ * packet had been given up before it arrived. It is given up again, since the sender has no use for a request.
+ */
+static __always_inline void take_back(const struct arrivals *arrivals, struct graft_shared *shared,
+				      __u32 number)
 {
 	__u64 *seen = &shared->seen[number % GRAFT_WINDOW], mark = GRAFT_SEEN | number;
+	int may_return = graft_not_before(number, arrivals->told);
 
-	if (__sync_val_compare_and_swap(seen, mark, 0) == mark && !graft_not_before(number, shared->complete))
-		shared->complete = number;
+	if (__sync_val_compare_and_swap(seen, mark, may_return ? 0 : GRAFT_GIVEN_UP | number) == mark &&
+	    may_return)
+		graft_move(&shared->complete, number, 1);
 }
 
 /* State of a search through the ring for the packet that has just reached TC. Another CPU may search for a packet of
@@ -80,6 +86,7 @@ struct arrival {
 	__u16 now;
 	__u32 turn;
 	__u32 is_found;
+	__u32 is_refused;
 };
 
 static long arrivals_look(__u32 index, struct arrival *arrival)
@@ -104,10 +111,12 @@ static long arrivals_lose(__u32 index, struct arrival *arrival)
 	__u32 turn = arrival->first + index, at = turn % GRAFT_WINDOW;
 
 	if (arrivals->places[at] == arrival->place) {
+		/* The packet itself has reached TC; only the earlier packets of its interface are lost. They are taken
+		 * back while the ring has them, so that no acknowledgement of another CPU covers them.
+		 */
+		if (turn != arrival->turn || arrival->is_refused)
+			take_back(arrivals, arrival->shared, arrivals->numbers[at]);
 		arrivals->places[at] = 0;
-		/* The packet itself has reached TC; only the earlier packets of its interface are lost. */
-		if (turn != arrival->turn)
-			take_back(arrival->shared, arrivals->numbers[at]);
 	}
 	return turn == arrival->turn;
 }
@@ -124,24 +133,25 @@ static long arrivals_forget(__u32 index, struct arrival *arrival)
 	if (arrivals->places[at]) {
 		if (waits < ARRIVALS_TICKS_MOST)
 			return 1;
+		take_back(arrivals, arrival->shared, arrivals->numbers[at]);
 		arrivals->places[at] = 0;
-		take_back(arrival->shared, arrivals->numbers[at]);
 	}
 	__sync_val_compare_and_swap(&arrivals->passed, turn, turn + 1);
 	return 0;
 }
 
 /* Notes that a packet has reached TC. Earlier packets of the same interface that have not reached TC are
- * counted as lost.
+ * counted as lost. If the packet `is_refused`, it counts as not received, too, and may arrive again.
  */
 static __always_inline void arrivals_pass(struct arrivals *arrivals, struct graft_shared *shared,
-					  const struct graft_work *work, __u32 ifindex)
+					  const struct graft_work *work, __u32 ifindex, int is_refused)
 {
 	__u32 number = work->number;
 	struct arrival arrival = {.arrivals = arrivals,
 				  .shared = shared,
 				  .number = number,
 				  .place = arrivals_place(ifindex),
+				  .is_refused = is_refused,
 				  .now = arrivals_time(work->now_ns)};
 
 	/* XDP may have overwritten ring entries of packets that TC has not seen yet. The search begins after these
@@ -157,11 +167,13 @@ static __always_inline void arrivals_pass(struct arrivals *arrivals, struct graf
 	bpf_loop(GRAFT_WINDOW, arrivals_forget, &arrival, 0);
 	if (work->kind != GRAFT_DATA)
 		return;
+	if (!arrival.is_found && is_refused)
+		take_back(arrivals, shared, number);
 	/* The packet was counted as lost too early, or the XDP program was not attached: mark it as received
 	 * now.
 	 */
-	if (!arrival.is_found && graft_is_missing(shared, number) &&
-	    graft_not_before(number, shared->newest - GRAFT_WINDOW))
+	else if (!arrival.is_found && graft_is_missing(shared, number) &&
+		 graft_not_before(number, shared->newest - GRAFT_WINDOW))
 		shared->seen[number % GRAFT_WINDOW] = GRAFT_SEEN | number;
 	if (graft_not_before(number, arrivals->newest))
 		arrivals->newest = number + 1;

@@ -138,18 +138,24 @@ static long hold_bit(__u32 index, struct holding *holding)
 static __noinline int stand(struct standing *standing, const struct state *own,
 			    const struct graft_shared *shared)
 {
-	struct holding holding = {.arrivals = &own->arrivals, .number = shared->complete};
-	__u32 newest = shared->newest;
+	__u32 newest = *(volatile __u32 *)&shared->newest, complete;
+	struct holding holding = {.arrivals = &own->arrivals, .number = newest};
+	__u32 is_waiting = arrivals_waiting(&own->arrivals);
 
-	if (arrivals_waiting(&own->arrivals)) {
+	/* The ring is read before `complete`: a packet that has left the ring meanwhile is taken back already, or was
+	 * delivered.
+	 */
+	if (is_waiting)
 		bpf_loop(GRAFT_WINDOW, hold_number, &holding, 0);
+	complete = *(volatile __u32 *)&shared->complete;
+	if (!graft_not_before(complete, holding.number))
+		holding.number = complete;
+	if (is_waiting) {
 		if (graft_not_before(newest, own->arrivals.newest))
 			newest = own->arrivals.newest;
 		if (!graft_not_before(newest, holding.number))
 			newest = holding.number;
 	}
-	if (!graft_not_before(newest, holding.number))
-		holding.number = newest;
 	*standing = (struct standing){.number = holding.number, .newest = newest};
 	return 0;
 }
@@ -264,6 +270,7 @@ static __noinline int say(struct __sk_buff *skb, struct graft_work *work, struct
 	}
 	if (make_frame(skb, work, &letter))
 		return -1;
+	graft_move(&own->arrivals.told, standing->number, 0);
 	/* The tag also covers the tag of the frame, so the contents cannot be moved to another frame. */
 	proof->frame_tag = letter.frame.tag;
 	ack->tag = tag_of(work, proof);
@@ -319,6 +326,7 @@ int acknowledge_repair(struct __sk_buff *skb)
 	struct loan loan = {};
 	struct state *own;
 	__u32 session;
+	int is_refused;
 
 	if (!work)
 		return GRAFT_PASS_repair;
@@ -330,16 +338,13 @@ int acknowledge_repair(struct __sk_buff *skb)
 	if (work->kind == GRAFT_ACK)
 		return graft_done(skb, repair, work, hear(skb, work, shared));
 	find_room(skb, work, &socket);
-	arrivals_pass(&own->arrivals, shared, work, skb->ifindex);
-	if (work->kind == GRAFT_DATA) {
-		if (is_too_much(work, own, &socket, bytes_in_socket(skb))) {
-			/* The packet is dropped here, since a full socket would drop it without any report.
-			 */
-			take_back(shared, work->number);
-			return graft_done(skb, repair, work, GRAFT_SOCKET_FULL);
-		}
+	is_refused = work->kind == GRAFT_DATA && is_too_much(work, own, &socket, bytes_in_socket(skb));
+	arrivals_pass(&own->arrivals, shared, work, skb->ifindex, is_refused);
+	/* The packet is dropped here, since a full socket would drop it without any report. */
+	if (is_refused)
+		return graft_done(skb, repair, work, GRAFT_SOCKET_FULL);
+	if (work->kind == GRAFT_DATA)
 		pass(work, own);
-	}
 	graft_advance(shared);
 	stand(&standing, own, shared);
 	if (!is_due(own, &standing, work))

@@ -92,8 +92,13 @@ static __always_inline int go_back(struct __sk_buff *skb, struct graft_work *wor
 				   struct graft_shared *shared, struct state *own)
 {
 	struct repeating repeating = {.skb = skb, .work = work, .shared = shared};
+	int is_kept;
 
 	if (is_answered(own, work, shared))
+		return GRAFT_ANSWERED;
+	is_kept = kept_find(work, work->number) != NULL;
+	/* Another CPU is just sending the packet. */
+	if (!is_kept && !kept_is_gone(work, shared, work->number))
 		return GRAFT_ANSWERED;
 	own->repeated = work->number;
 	own->repeated_ns = work->now_ns;
@@ -101,7 +106,7 @@ static __always_inline int go_back(struct __sk_buff *skb, struct graft_work *wor
 		return GRAFT_NO_ROOM;
 	skb->mark = work->mark;
 	/* The sender no longer stores the requested packet, so it answers GRAFT_GONE. */
-	if (!kept_find(work, work->number))
+	if (!is_kept)
 		return say_gone(skb, work, work->number) ? GRAFT_NO_ROOM : GRAFT_RESENT;
 	bpf_loop(REPEAT_MAX, repeat, &repeating, 0);
 	return repeating.failed ? GRAFT_NO_ROOM : GRAFT_RESENT;

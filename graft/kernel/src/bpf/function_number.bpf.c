@@ -15,6 +15,8 @@ int number_tx(struct __sk_buff *skb)
 	shared = graft_shared(work);
 	if (shared) {
 		/* If the function list has `window`, that function has already assigned the packet number. */
+		for (int i = 0; i < GRAFT_TRIES && !work->is_numbered; i++)
+			graft_number(shared, work, *(volatile __u32 *)&shared->next);
 		if (!work->is_numbered)
 			work->number = __sync_fetch_and_add(&shared->next, 1);
 		work->is_numbered = 1;
@@ -64,20 +66,6 @@ static __noinline __u32 settled(struct graft_work *work)
 	return least - 1;
 }
 
-/* Advances the newest packet number by compare-and-swap, in at most 4 attempts, since other CPUs may advance
- * it too.
- */
-static __always_inline void advance(struct graft_shared *shared, __u32 number)
-{
-	for (int i = 0; i < 4; i++) {
-		__u32 newest = shared->newest;
-
-		if (!graft_not_before(number, newest) ||
-		    __sync_val_compare_and_swap(&shared->newest, newest, number + 1) == newest)
-			return;
-	}
-}
-
 static __always_inline int has_come(struct graft_shared *shared, struct graft_work *work)
 {
 	__u64 *seen = &shared->seen[work->number % GRAFT_WINDOW], mark = GRAFT_SEEN | work->number;
@@ -121,7 +109,7 @@ int number_rx(struct xdp_md *ctx)
 	work->is_late = !graft_not_before(number, newest);
 	if (!work->is_late)
 		graft_turn(shared, number, work->epoch);
-	advance(shared, last);
+	graft_move(&shared->newest, last + 1, 0);
 	return graft_next(ctx, rx, work);
 }
 

@@ -17,8 +17,6 @@ const volatile struct window_config config = {
 	.packets = 128,
 };
 
-/* number of attempts to assign a packet number while other CPUs send at the same time */
-#define TRIES 8
 /* largest distance from the number of the first unacknowledged packet to the number of the next packet */
 #define SPAN (GRAFT_WINDOW / 2)
 
@@ -36,17 +34,14 @@ static __always_inline int draw(struct graft_shared *shared, struct graft_work *
 {
 	__u32 packets = bound(work);
 
-	for (int i = 0; i < TRIES; i++) {
+	for (int i = 0; i < GRAFT_TRIES; i++) {
 		__u32 number = *(volatile __u32 *)&shared->next;
 
 		if (number - shared->delivered >= packets || number - shared->acked >= SPAN ||
 		    (shared->room && graft_not_before(number, shared->room)))
 			return -1;
-		if (__sync_val_compare_and_swap(&shared->next, number, number + 1) == number) {
-			work->number = number;
-			work->is_numbered = 1;
+		if (graft_number(shared, work, number))
 			return 0;
-		}
 	}
 	return -1;
 }

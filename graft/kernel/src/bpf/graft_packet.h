@@ -124,9 +124,9 @@ struct graft_frame {
  * inverts the epoch (0 or 1). Packet numbers start at 0 and wrap around.
  */
 struct graft_shared {
-	__u32 next;   /* packet number of the next outgoing packet */
-	__u32 newest; /* one more than the newest packet number received */
-	__u64 sent_ns;
+	__u32 next;    /* packet number of the next outgoing packet */
+	__u32 newest;  /* one more than the newest packet number received */
+	__u64 sent_ns; /* time of the latest outgoing packet, ns */
 	/* state of each of the latest packets: packet number plus GRAFT_SEEN or GRAFT_GIVEN_UP */
 	__u64 seen[GRAFT_WINDOW];
 	/* Incoming: all packets below this number were received, or are no longer expected. A function calls
@@ -149,7 +149,9 @@ struct graft_shared {
 	__u32 rttvar_us;
 	__u32 min_rtt_us;
 	__u64 acked_ns; /* time at which an acknowledgement last reported new packets, ns */
-	/* sending times by packet number, ns; 0: the packet was retransmitted, so it gives no round-trip sample */
+	/* sending times by packet number, ns; 0: the packet was acknowledged or retransmitted, so it gives no round-trip
+	 * sample
+	 */
 	__u64 went_ns[GRAFT_WINDOW];
 	__u64 leaves_ns; /* earliest departure time of the next packet, ns, if a function paces */
 	__u32 epoch_in;	 /* epoch (0 or 1) of the list of functions that sent the newest received packet */
@@ -299,13 +301,44 @@ static __always_inline int graft_is_own(const struct graft_shared *shared, const
 	return shared->epoch_in == work->epoch && graft_not_before(number, shared->turned);
 }
 
+#define GRAFT_TRIES 8 /* number of attempts to change a packet number while other CPUs change it */
+
+/* Raises a packet number to another one, or lowers it if `is_most`, unless it is beyond that already. */
+static __always_inline void graft_move(__u32 *number, __u32 to, int is_most)
+{
+	for (int i = 0; i < GRAFT_TRIES; i++) {
+		__u32 before = *(volatile __u32 *)number;
+
+		if ((is_most ? graft_not_before(to, before) : graft_not_before(before, to)) ||
+		    __sync_val_compare_and_swap(number, before, to) == before)
+			return;
+	}
+}
+
+/* Assigns a packet number to an outgoing packet. Returns 0 if another CPU has assigned this number to its packet. */
+static __always_inline int graft_number(struct graft_shared *shared, struct graft_work *work, __u32 number)
+{
+	/* The time is set first, so that it is there when another CPU sees that the number is assigned. */
+	shared->went_ns[number % GRAFT_WINDOW] = work->now_ns;
+	if (__sync_val_compare_and_swap(&shared->next, number, number + 1) != number)
+		return 0;
+	work->number = number;
+	work->is_numbered = 1;
+	return 1;
+}
+
 static long graft_advance_once(__u32 index, struct graft_shared **shared)
 {
-	__u32 number = (*shared)->complete;
+	__u32 number = *(volatile __u32 *)&(*shared)->complete;
 
 	if (graft_not_before(number, (*shared)->newest) || graft_is_missing(*shared, number))
 		return 1;
-	(*shared)->complete = number + 1;
+	__sync_val_compare_and_swap(&(*shared)->complete, number, number + 1);
+	/* Another CPU may have marked the packet as missing before it could see the new value. */
+	if (graft_is_missing(*shared, number)) {
+		graft_move(&(*shared)->complete, number, 1);
+		return 1;
+	}
 	return 0;
 }
 

@@ -11,6 +11,9 @@
 
 #define KEPT_EACH  GRAFT_WINDOW /* number of packets stored for each session */
 #define KEPT_BYTES 2048		/* only payloads shorter than this are stored; a power of two */
+#define KEPT_NOT   KEPT_BYTES /* value of `bytes` for a packet that is not stored: it is empty or too long */
+/* ns in which a packet is stored after its packet number was assigned: its CPU may be interrupted between both */
+#define KEPT_NS 1000000000LL
 
 /* Bounds a payload's length in a way that the verifier understands. */
 #define KEPT_BOUNDED(bytes) BOUNDED(bytes, KEPT_BYTES)
@@ -18,7 +21,7 @@
 struct kept {
 	__u32 session;
 	__u32 number;
-	__u32 bytes; /* length of the payload; 0: the entry is empty */
+	__u32 bytes; /* length of the payload; 0: the entry is empty, or is being written; or KEPT_NOT */
 	/* `birth` of the session when the packet was stored, since packet numbers restart at 0 */
 	__u32 birth;
 	/* payload, with space for the zeroes that checksum code reads behind it */
@@ -45,8 +48,8 @@ static __always_inline int kept_is(const struct kept *kept, const struct graft_w
 {
 	const struct graft_shared *shared = graft_shared(work);
 
-	return shared && kept->bytes && kept->session == work->session && kept->number == number &&
-	       kept->birth == shared->birth;
+	return shared && kept->bytes && kept->bytes < KEPT_BYTES && kept->session == work->session &&
+	       kept->number == number && kept->birth == shared->birth;
 }
 
 /* Returns the stored packet of this number; NULL if it was overwritten or never stored. */
@@ -58,25 +61,43 @@ static __always_inline struct kept *kept_find(const struct graft_work *work, __u
 	return kept && kept_is(kept, work, number) ? kept : NULL;
 }
 
-/* Copies a packet's payload to an entry. If the payload is too long, the function returns a value other than 0 and
- * leaves the entry empty.
+/* Returns whether a packet that was sent is not stored, and will not be. If its number has just been assigned, another
+ * CPU may be about to store it, and its entry still has an older packet.
+ */
+static __always_inline int kept_is_gone(const struct graft_work *work, const struct graft_shared *shared,
+					__u32 number)
+{
+	__u32 at = kept_at(work, number);
+	const struct kept *kept = bpf_map_lookup_elem(&kept_packets, &at);
+
+	if (!kept || (__s64)(work->now_ns - shared->went_ns[number % GRAFT_WINDOW]) > KEPT_NS)
+		return 1;
+	if (kept->session != work->session || kept->birth != shared->birth ||
+	    !graft_not_before(kept->number, number))
+		return 0;
+	return kept->number != number || kept->bytes == KEPT_NOT;
+}
+
+/* Copies a packet's payload to an entry, or notes that the packet is not stored.
  */
 static __noinline int kept_put(struct __sk_buff *skb, struct graft_work *work, struct kept *kept)
 {
 	const struct graft_shared *shared = graft_shared(work);
-	__u32 bytes = work->payload_bytes;
+	__u32 bytes = work->payload_bytes, stored = KEPT_NOT;
 
 	/* The entry is marked as empty while it is written, since another CPU may read it meanwhile. */
 	kept->bytes = 0;
-	if (!shared || !bytes || bytes >= KEPT_BYTES)
+	if (!shared)
 		return -1;
-	bytes = KEPT_BOUNDED(bytes);
-	if (bpf_skb_load_bytes(skb, work->udp_at + UDP_BYTES, kept->payload, bytes))
-		return -1;
+	if (bytes && bytes < KEPT_BYTES) {
+		bytes = KEPT_BOUNDED(bytes);
+		if (!bpf_skb_load_bytes(skb, work->udp_at + UDP_BYTES, kept->payload, bytes))
+			stored = bytes;
+	}
 	kept->session = work->session;
 	kept->number = work->number;
 	kept->birth = shared->birth;
-	kept->bytes = bytes;
+	kept->bytes = stored;
 	return 0;
 }
 

@@ -73,16 +73,21 @@ static __always_inline int has_come(const struct graft_shared *shared, __u32 num
 
 static __always_inline int answer(struct __sk_buff *skb, struct graft_work *work, struct graft_shared *shared)
 {
+	int is_kept;
+
 	/* Requests for packets that were never sent, and replayed old requests, get no answer. */
 	if (!shared || graft_not_before(work->number, shared->next) || has_come(shared, work->number))
+		return GRAFT_ANSWERED;
+	is_kept = kept_find(work, work->number) != NULL;
+	/* Another CPU is just sending the packet. */
+	if (!is_kept && !kept_is_gone(work, shared, work->number))
 		return GRAFT_ANSWERED;
 	/* A retransmitted packet gives no round-trip sample, since its acknowledgement would be ambiguous. */
 	shared->went_ns[work->number % GRAFT_WINDOW] = 0;
 	if (turn(skb, work))
 		return GRAFT_NO_ROOM;
 	skb->mark = work->mark;
-	if (kept_find(work, work->number) ? become(skb, work, work->number)
-					  : say_gone(skb, work, work->number))
+	if (is_kept ? become(skb, work, work->number) : say_gone(skb, work, work->number))
 		return GRAFT_NO_ROOM;
 	return GRAFT_RESENT;
 }

@@ -3,12 +3,14 @@
 //! take place.
 
 use std::collections::BTreeSet;
+use std::net::UdpSocket;
 use std::time::Duration;
 
 use millrace_graft_kernel::packet::{
     FRAME_BYTES, FunctionHook, PacketHooks, PacketReason, SessionEnds, SessionProgress, TalkMessage,
 };
 use millrace_testkit::{wait_for, wait_until};
+use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::datagrams::{ETHERNET, PASS_ON, SHOT, XDP_DROP, datagram, v4, v6};
 use crate::net::{PacketCapture, RawSender, check_frame, inside, ip, root, stay_on_this_cpu};
@@ -22,6 +24,8 @@ const ACK: u8 = 3;
 const GONE: u8 = 4;
 pub const RETURNED: u8 = 6;
 const ACK_BYTES: usize = 88;
+/// Number of packets that the sender stores for each session (`GRAFT_WINDOW` in C).
+const STORED: u32 = 1024;
 
 /// A marker frame of an experimental Ethernet type, which no protocol handles.
 const MARKER: [u8; 60] = {
@@ -163,6 +167,24 @@ impl FunctionPair {
             &self.ends,
             &self.sender.frame_message(&self.ends, TalkMessage::Last(next)).expect("a message"),
         )
+    }
+
+    /// Returns the receiving application's socket, which cannot take any more datagram.
+    fn full_socket(&self) -> UdpSocket {
+        for end in [self.ends.local, self.ends.remote] {
+            ip(&format!("-n {} address add {} dev lo", self.namespace, end.ip()));
+        }
+        let full = inside(&self.namespace, || {
+            let socket = UdpSocket::bind(self.ends.remote).expect("a socket");
+            setsockopt(&socket, sockopt::RcvBuf, &0).expect("the smallest buffer");
+            let other = UdpSocket::bind((self.ends.local.ip(), 0)).expect("a socket");
+            for _ in 0..64 {
+                other.send_to(&[0; 1000], self.ends.remote).expect("sent");
+            }
+            socket
+        });
+        self.capture.frames(); // without the datagrams that fill the socket
+        full
     }
 
     pub fn known(&self) -> SessionProgress {
@@ -503,7 +525,14 @@ fn receiver_gives_up_packet_that_sender_no_longer_stores() {
         let frame = pair.frame(b"second");
         let asked = pair.at_receiver(&frame).sent;
         assert_eq!(kinds(&asked)[0], (REQUEST, 0));
-        let answer = pair.at_sender(&asked[0].1);
+        // Another CPU may have assigned the packet's number, and be about to store the packet. So it is not gone yet.
+        let early = pair.at_sender(&asked[0].1);
+        assert_eq!((early.reason, early.sent.len()), (PacketReason::Answered, 0));
+        let answer = wait_until(
+            "an answer",
+            || pair.at_sender(&asked[0].1),
+            |answer| answer.reason != PacketReason::Answered,
+        );
         assert_eq!(
             (answer.reason, kind(&answer.frame), number(&answer.frame)),
             (PacketReason::Resent, GONE, 0)
@@ -516,6 +545,53 @@ fn receiver_gives_up_packet_that_sender_no_longer_stores() {
         // function lists.
         assert_eq!(pair.at_receiver(&lost).reason, PacketReason::Delivered);
     }
+}
+
+/// A packet that a newer one has replaced in the sender's store, or that is too long for it, is gone at once.
+#[test]
+fn packet_that_is_replaced_or_too_long_to_be_stored_is_gone_at_once() {
+    if !root("packet_that_is_replaced_or_too_long_to_be_stored_is_gone_at_once") {
+        return;
+    }
+    let mut pair = FunctionPair::new("replaced", v4(), &["number", "repair"], &[]);
+    ip(&format!("-n {} link set lo mtu 4000", pair.namespace));
+    for at in 0..=STORED {
+        pair.frame(&at.to_be_bytes());
+    }
+    pair.frame(&[1; 2100]);
+    pair.frame(b"");
+    for gone in [0, STORED + 1, STORED + 2] {
+        let answer = pair.at_sender(&ask(&pair, gone));
+        assert_eq!(
+            (answer.reason, kind(&answer.frame), number(&answer.frame)),
+            (PacketReason::Resent, GONE, gone)
+        );
+    }
+    let answer = pair.at_sender(&ask(&pair, 3));
+    assert_eq!((answer.reason, kind(&answer.frame), number(&answer.frame)), (PacketReason::Resent, DATA, 3));
+}
+
+/// A packet that the receiver has given up may arrive when the socket is full. It stays given up, since the sender does
+/// not send acknowledged packets again. Later packets are acknowledged.
+#[test]
+fn given_up_packet_that_is_refused_stays_given_up() {
+    if !root("given_up_packet_that_is_refused_stays_given_up") {
+        return;
+    }
+    let mut pair = FunctionPair::new("refused", v4(), SELECTIVE, &[("repair", "tries", 1)]);
+    let frames: Vec<_> = (0..4).map(|at| pair.frame(&[at; 33])).collect();
+    pair.at_receiver(&frames[0]);
+    let given_up = pair.at_receiver(&frames[2]);
+    assert_eq!(kinds(&given_up.sent), [(REQUEST, 1), (ACK, 3)]);
+    pair.at_sender(&given_up.sent[1].1);
+    assert_eq!(pair.known().acked, 3);
+    let full = pair.full_socket();
+    assert_eq!(pair.at_receiver(&frames[1]).reason, PacketReason::SocketFull);
+    drop(full);
+    let later = pair.at_receiver(&frames[3]);
+    assert_eq!((later.reason, kinds(&later.sent)), (PacketReason::Delivered, vec![(ACK, 4)]));
+    pair.at_sender(&later.sent[0].1);
+    assert_eq!(pair.known().acked, 4);
 }
 
 /// Packet numbers start again when a session restarts, but packets stored before the restart are not sent.
