@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use millrace_cost::report::Report;
-use millrace_cost::{Config, Observer};
+use millrace_cost::{Config, Observer, POLL_INTERVAL};
 use millrace_lab_kernel::probe::{self, PacketProbe};
 use millrace_testkit::wait_for;
 use nix::sched::{CloneFlags, unshare};
@@ -28,9 +28,13 @@ fn traffic(observer: &mut Observer, mut until: impl FnMut(&Report) -> bool) {
     wait_for("enough of it", || {
         let start = Instant::now();
         while start.elapsed() < PERIOD {
-            for _ in 0..100 {
-                socket.send_to(&[0; 1000], to).expect("sent");
-                socket.recv(&mut [0; 1000]).expect("received");
+            // On a busy machine a poll takes many times as long as a hundred packets.
+            let sending = Instant::now();
+            while sending.elapsed() < POLL_INTERVAL / 4 {
+                for _ in 0..100 {
+                    socket.send_to(&[0; 1000], to).expect("sent");
+                    socket.recv(&mut [0; 1000]).expect("received");
+                }
             }
             observer.poll();
         }

@@ -61,9 +61,10 @@ fn acknowledgement_for_a_full_congestion_window_wakes_userspace_at_once() {
     needs_root!(acknowledgement_for_a_full_congestion_window_wakes_userspace_at_once);
     let net = KernelNetwork::new(1, true, |_| {});
     let cast = cast(&net, &["sub1"]);
-    // A slow link fills the congestion window, whatever the machine's load is.
+    // A slow link fills the congestion window, whatever the machine's load is. The first objects of each group wait for
+    // the kernel to have their stream.
     net.impair("relay-sub1", "rate=500kbit");
-    let show = GroupStream { groups: 3, objects: 100, pause: Duration::ZERO, ahead: None, ..SHOW };
+    let show = GroupStream { groups: 3, objects: 100, pause: Duration::ZERO, ahead: Some(u64::MAX), ..SHOW };
     let status = play(&net, cast, &show, |_| {});
     let (deferred, all) = acks(&status);
     let session = subscribers(&status).next().unwrap();

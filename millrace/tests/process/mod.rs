@@ -69,6 +69,10 @@ impl RunningRelay {
             });
         }
         wait_for("the relay", || relay.health());
+        // The relay writes this file last, when HTTP answers already.
+        for name in args.iter().filter_map(|arg| arg.strip_prefix("--tls-self-signed-out={dir}/")) {
+            wait_for("the certificate", || relay.path(name).exists().then_some(()));
+        }
         relay
     }
 
