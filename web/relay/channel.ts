@@ -124,10 +124,22 @@ export class Channel {
     }
   }
 
-  /** Reads events until the connection ends; returns the reason. */
+  /** Reads events until the connection ends; returns the reason. The connection is closed when this returns or fails. */
   async #follow(ends: AbortSignal): Promise<string> {
-    const silent = new AbortController();
-    const answer = await fetch("./events", { cache: "no-store", signal: AbortSignal.any([ends, silent.signal]) });
+    const over = new AbortController();
+    const heard = <T>(what: Promise<T>) => {
+      const alarm = setTimeout(() => over.abort(), SILENT_MS);
+      return what.finally(() => clearTimeout(alarm));
+    };
+    try {
+      return await this.#read(AbortSignal.any([ends, over.signal]), heard);
+    } finally {
+      over.abort();
+    }
+  }
+
+  async #read(signal: AbortSignal, heard: <T>(what: Promise<T>) => Promise<T>): Promise<string> {
+    const answer = await heard(fetch("./events", { cache: "no-store", signal }));
     if (answer.status === 401) return NO_TOKEN;
     if (answer.status === 503) return FULL;
     if (!answer.ok || !answer.body) return AWAY;
@@ -135,8 +147,7 @@ export class Channel {
     let before: Status | undefined;
     let rest = "";
     for (;;) {
-      const alarm = setTimeout(() => silent.abort(), SILENT_MS);
-      const { done, value } = await reader.read().finally(() => clearTimeout(alarm));
+      const { done, value } = await heard(reader.read());
       if (done) return AWAY;
       const events = (rest + value).split("\n\n");
       rest = events.pop() ?? "";

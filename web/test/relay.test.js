@@ -202,20 +202,40 @@ test("tabs are chosen by keyboard and by address, also on a phone", async () => 
 
     for (const colorScheme of ["light", "dark"]) {
       const phone = await open({ tab: "#relay", viewport: { width: 390, height: 844 }, colorScheme, hasTouch: true, isMobile: true });
-      for (const id of ["relay", "publish", "watch"]) {
-        await phone.page.locator(`#tab-${id}`).tap();
-        await phone.page.locator(`#panel-${id}:not([hidden])`).waitFor();
-        await titled(phone.page, { relay: "Relay", publish: "Publish", watch: "relay" }[id]);
-        if (id === "relay") await phone.page.locator("#tables td", { hasText: "relay/1.m4s" }).waitFor();
-        await fits(phone.page);
-        await shot(phone.page, `phone-${colorScheme}-${id}`);
+      try {
+        for (const id of ["relay", "publish", "watch"]) {
+          await phone.page.locator(`#tab-${id}`).tap();
+          await phone.page.locator(`#panel-${id}:not([hidden])`).waitFor();
+          await titled(phone.page, { relay: "Relay", publish: "Publish", watch: "relay" }[id]);
+          const tables = () => phone.page.locator("#panel-relay").innerText();
+          if (id === "relay") await settles("the publisher's track", tables, /relay\/1\.m4s/, phone.page.report);
+          await fits(phone.page);
+          await shot(phone.page, `phone-${colorScheme}-${id}`);
+        }
+        assert.deepEqual(phone.wrong, []);
+      } finally {
+        await phone.close();
       }
-      assert.deepEqual(phone.wrong, []);
-      await phone.close();
     }
   } finally {
     await close();
     await publisher.stop();
+    await server.stop();
+  }
+});
+
+test("a page whose request for the status gets no answer asks again", async () => {
+  const server = await relay();
+  const { page, wrong, close } = await open({ tab: "#relay" });
+  try {
+    let asked = 0;
+    await page.route("**/events", (route) => (asked++ === 0 ? undefined : route.continue()));
+    await page.reload();
+    await page.locator("#tables", { hasText: "There are no sessions." }).waitFor();
+    assert.equal(asked, 2); // exact: the first request was kept, and the second has brought the status
+    assert.deepEqual(wrong, []);
+  } finally {
+    await close();
     await server.stop();
   }
 });
