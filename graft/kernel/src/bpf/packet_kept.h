@@ -47,8 +47,11 @@ static __always_inline __u32 kept_at(const struct graft_work *work, __u32 number
 static __always_inline int kept_is(const struct kept *kept, const struct graft_work *work, __u32 number)
 {
 	const struct graft_shared *shared = graft_shared(work);
+	__u32 bytes = kept->bytes;
 
-	return shared && kept->bytes && kept->bytes < KEPT_BYTES && kept->session == work->session &&
+	/* Otherwise the compiler leaves out later masks of `bytes`, which the verifier needs. */
+	OPAQUE(bytes);
+	return shared && bytes && bytes < KEPT_BYTES && kept->session == work->session &&
 	       kept->number == number && kept->birth == shared->birth;
 }
 
