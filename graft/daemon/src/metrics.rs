@@ -161,7 +161,11 @@ impl Collector for ProbeSnapshot {
                 "Burstiness of the latest probe's losses; 1 if they are independent",
                 |it| it.burstiness,
             ),
-            ("probe_queue_growth", "Queue growth in the latest probe, s/s", |it| it.queue_growth_us_s / 1e6),
+            (
+                "probe_queue_growth",
+                "Growth of the queue during the latest probe, in seconds per second",
+                |it| it.queue_growth_us_s / 1e6,
+            ),
             ("probe_reordered", "Reordered answers to the latest probe", |it| f64::from(it.reordered)),
         ];
         for (name, help, value) in figures {

@@ -134,7 +134,7 @@ impl RelaySnapshot {
             ("kernel_sessions_off", "Sessions with most media of the last 10 seconds from userspace", off),
             (
                 "kernel_unregistered",
-                "Packets sent without a record: always 0",
+                "Packets that the kernel sent without a record: always 0",
                 self.0.totals.kernel_unregistered,
             ),
         ])?;
@@ -193,27 +193,35 @@ impl RelaySnapshot {
         let events = self.0.events;
         out.plain_counters([
             ("cache_evicted_groups", "Groups dropped from the cache", cache.evicted),
-            ("cache_share_evicted_groups", "Groups dropped for a client's used-up share", cache.over_share),
+            (
+                "cache_share_evicted_groups",
+                "Groups dropped because their client had used up its share of the cache",
+                cache.over_share,
+            ),
             ("receive_limited", "Receive windows that a client's used-up share kept small", receive.limited),
             ("receive_reclaimed", "Sessions idle for 30 s, closed for others' windows", receive.reclaimed),
             ("receive_refused", "Connections refused for lack of room for receive windows", receive.refused),
-            ("fetch_waits", "FETCH responses that waited for a client's share", totals.fetch_waits),
+            ("fetch_waits", "FETCH responses that waited, since a share was used up", totals.fetch_waits),
             (
                 "message_waits",
                 "Messages of open requests that waited because a session or client had used up its requests of that \
                  second",
                 totals.message_waits,
             ),
-            ("publisher_searches", "Searches for publishers that tracks lacked", totals.publisher_searches),
+            ("publisher_searches", "Searches for missing publishers of tracks", totals.publisher_searches),
             ("sessions_accepted", "Sessions since start", totals.sessions),
-            ("retries", "Peers that got a Retry, because 64 handshakes were in progress", totals.retries),
+            (
+                "retries",
+                "Peers that had to prove their address (Retry) because 64 handshakes without a proof were in progress",
+                totals.retries,
+            ),
             ("requests", "Requests received", totals.requests),
             ("request_errors", "Requests answered with an error", totals.request_errors),
             ("objects_received", "Objects from publishers", totals.objects_received),
             ("packets_lost", "QUIC packets deemed lost", totals.packets_lost),
             (
                 "packets_marked",
-                "QUIC packets marked CE; the status has each session's",
+                "QUIC packets that paths have marked CE; packets_marked in the status for each session",
                 totals.packets_marked,
             ),
             ("streams_opened", "Streams to subscribers", totals.streams_opened),
@@ -236,12 +244,16 @@ impl RelaySnapshot {
             ("gaps_refused", "FETCHes for missed objects that the source refused", totals.gaps_refused),
             ("gaps_timed_out", "FETCHes for missed objects without an answer in time", totals.gaps_timed_out),
             ("gaps_cut", "FETCHes for missed objects that broke off or were too large", totals.gaps_cut),
-            ("cluster_sessions_on_demand", "Sessions begun when they were needed", totals.sessions_on_demand),
+            ("cluster_sessions_on_demand", "Sessions begun to reach a namespace", totals.sessions_on_demand),
             ("cluster_sessions_unneeded", "Sessions on demand that ended unneeded", totals.sessions_unneeded),
-            ("cluster_loops", "Announcements and requests of relays that came back", totals.routes_looped),
+            (
+                "cluster_loops",
+                "Announcements and requests of relays that had already passed through this relay",
+                totals.routes_looped,
+            ),
             (
                 "cluster_refused",
-                "Announcements without a right or beyond cluster-routes",
+                "Announcements refused because the relay may not make them, or exceeds cluster-routes",
                 totals.routes_refused,
             ),
         ])?;
@@ -381,7 +393,7 @@ fn cluster_metrics(out: &mut Out<'_>, cluster: &ClusterStatus) -> fmt::Result {
     out.plain_gauges([
         ("cluster_discovery_up", "1 while the discovery store answers", discovery.error.is_empty().into()),
         ("cluster_discovery_relays", "Other relays found in the store", discovery.found),
-        ("cluster_discovery_registered", "1 while the store has its record", discovery.registered.into()),
+        ("cluster_discovery_registered", "1 while the store lists this relay", discovery.registered.into()),
     ])?;
     let about = "Failed attempts to reach the discovery store";
     out.counter("cluster_discovery_failures", about, None, discovery.failures)?;
