@@ -91,7 +91,7 @@ pub enum CarrierLink {
 /// A carrier to one peer's tunnel broker, and its state.
 ///
 /// A carrier is *ready*, *suspected* or *closed*. `Carriers::suspect` moves a ready carrier to suspected when an answer
-/// on it is overdue. Anything that arrives on it makes it ready again. While it is suspected and the peer has a carrier
+/// on it is overdue. Any answer ([`Self::answers`]) makes it ready again. While it is suspected and the peer has a carrier
 /// that is not, it is also *left*: [`Self::wait_until_left`] returns, and the tunnelled connections move to the other
 /// carrier. It is closed when its link ends or [`Self::close`] is called, and stays so. The task that made the carrier
 /// adds it to `Carriers` once, and removes it after its end. Only `Carriers` calls [`Self::set_suspect`] and
@@ -102,7 +102,7 @@ pub struct PeerCarrier {
     link: CarrierLink,
     /// Addresses of the hosts that are reached by this carrier.
     pub addresses: Vec<IpAddr>,
-    /// True while an answer is overdue and nothing has arrived on the carrier since that answer was requested.
+    /// True while an answer is overdue and [`Self::answers`] has not changed since that answer was requested.
     is_suspect: AtomicBool,
     /// Time of the last change of this carrier's state.
     since: Mutex<Instant>,
@@ -171,6 +171,16 @@ impl PeerCarrier {
     pub fn last_arrival(&self) -> u64 {
         match &self.link {
             CarrierLink::Quic(connection) => connection.stats().udp_rx.datagrams,
+            CarrierLink::Pool(pool) => pool.crowd.heard(),
+        }
+    }
+
+    /// Returns a value that changes with every arrival which shows that the peer has received something. Over QUIC it is
+    /// the estimated round-trip time, which every acknowledgement of a packet changes. A peer's packets are no such
+    /// sign, since they arrive even if packets pass in one direction only. Neither are ACK frames, which a peer repeats.
+    pub fn answers(&self) -> u64 {
+        match &self.link {
+            CarrierLink::Quic(connection) => connection.rtt().as_nanos().try_into().unwrap_or(u64::MAX),
             CarrierLink::Pool(pool) => pool.crowd.heard(),
         }
     }

@@ -277,7 +277,7 @@ impl Carriers {
         self.connections.lock().get(peer).copied().unwrap_or_default()
     }
 
-    /// Marks a carrier on which an answer is overdue. It gets no more connections until something arrives on it.
+    /// Marks a carrier on which an answer is overdue. It gets no more connections until the peer answers.
     pub fn suspect(self: &Arc<Self>, carrier: &Arc<PeerCarrier>) {
         if !self.set_suspect(carrier, true) {
             return;
@@ -286,12 +286,12 @@ impl Carriers {
             peer = carrier.peer.name,
             "a carrier is suspected, since nothing comes back on it: {}", carrier.way
         );
-        let heard = carrier.last_arrival();
+        let answers = carrier.answers();
         let carriers = self.clone();
         let carrier = carrier.clone();
         tokio::spawn(async move {
-            // Anything that arrives on the carrier ends the suspicion.
-            while carrier.last_arrival() == heard && !carrier.is_closed() {
+            // Any answer ends the suspicion.
+            while carrier.answers() == answers && !carrier.is_closed() {
                 tokio::time::sleep(LOOK).await;
             }
             carriers.set_suspect(&carrier, false);

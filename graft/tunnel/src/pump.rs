@@ -24,6 +24,7 @@ use super::{
     carrier_error::CarrierError,
     context::CarryContext,
     meter::TransferMeter,
+    probe::AnswerDeadline,
     silence::{BytesArrived, CarrierSilence, SilenceAction},
     stream::{CarrierStream, LEAD_LEAST},
     table::Resumption,
@@ -103,15 +104,13 @@ pub struct TunnelPump<'a> {
     is_accepted: bool,
     /// Time at which delivered bytes are acknowledged (frame `Confirm`) although they are fewer than `WORTH`.
     confirm_at: Option<Instant>,
-    /// Deadline for the first answer of the peer's tunnel broker, and the value of the carrier's counter of data
-    /// arrivals when the deadline was set.
-    answer_by: Option<(Instant, u64)>,
+    answer_by: Option<AnswerDeadline>,
     /// State of silence detection on the pool's connection that carries this tunnelled connection. `None` on QUIC.
     silence: Option<CarrierSilence>,
     /// Kinds of frames that have arrived since `silence` was last updated.
     came: BytesArrived,
-    /// The value of the carrier's counter of data arrivals when this host last sent the frame `Ask`.
-    heard_when_asked: u64,
+    /// The carrier's [`answers`](PeerCarrier::answers) when this host last sent the frame `Ask`.
+    answers_when_asked: u64,
     /// Size of the next read from the application, in bytes.
     piece: usize,
     times: PumpTimes,
@@ -167,7 +166,7 @@ impl<'a> TunnelPump<'a> {
         match &role {
             PumpRole::Client { open, carrier } => {
                 stream.sender.push(&CarryFrame::Open(*open));
-                answer_by = Some((Instant::now() + carrier.patience(), carrier.last_arrival()));
+                answer_by = Some(AnswerDeadline::new(carrier));
             }
             PumpRole::Server { .. } => stream.sender.push(&CarryFrame::Accepted { received: 0 }),
         }
@@ -200,7 +199,7 @@ impl<'a> TunnelPump<'a> {
             answer_by: None,
             silence: None,
             came: BytesArrived::default(),
-            heard_when_asked: 0,
+            answers_when_asked: 0,
             piece: PIECE_LEAST,
             times: PumpTimes::new(),
             meter,
@@ -318,7 +317,7 @@ impl<'a> TunnelPump<'a> {
                 // pool connection, so reading stops.
                 received = receiver.receive(), if !is_all_said => received?,
                 () = wait_until(self.confirm_at) => self.confirm(1),
-                () = wait_until(self.answer_by.map(|(at, _)| at)) => self.suspect(),
+                () = wait_until(self.answer_by.as_ref().map(|deadline| deadline.at)) => self.suspect(),
                 () = wait_until(self.silence.as_ref().map(CarrierSilence::next_deadline)) => self.ask().await?,
                 called = called(&mut self.role) => match called {
                     Some(resumption) => self.switch(resumption)?,
@@ -477,13 +476,13 @@ impl<'a> TunnelPump<'a> {
         Ok(())
     }
 
-    /// Marks the carrier as suspected to be dead if the peer's first answer is overdue and nothing at all has arrived
-    /// on the carrier. A suspected carrier gets no new connections.
+    /// Marks the carrier as suspected to be dead if the peer's first answer is overdue and the peer has
+    /// acknowledged nothing. A suspected carrier gets no new connections.
     fn suspect(&mut self) {
-        let Some((_, heard)) = self.answer_by.take() else { return };
         if let PumpRole::Client { carrier, .. } = &self.role
-            && carrier.last_arrival() == heard
+            && self.answer_by.as_mut().is_some_and(|deadline| deadline.is_missed(carrier))
         {
+            self.answer_by = None;
             self.context.carriers.suspect(carrier);
         }
     }
@@ -505,7 +504,7 @@ impl<'a> TunnelPump<'a> {
     fn patience(&self, asked: Duration) -> Duration {
         let PumpRole::Client { carrier, .. } = &self.role else { return asked };
         let is_asked = self.silence.as_ref().is_some_and(CarrierSilence::is_asked);
-        let is_silent = !is_asked || carrier.last_arrival() == self.heard_when_asked;
+        let is_silent = !is_asked || carrier.answers() == self.answers_when_asked;
         match is_silent && self.context.carriers.has_several(&carrier.peer.name) {
             true => carrier.patience().min(asked),
             false => asked,
@@ -530,7 +529,7 @@ impl<'a> TunnelPump<'a> {
             SilenceAction::Ask => {
                 self.stream.sender.push(&CarryFrame::Ask);
                 if let PumpRole::Client { carrier, .. } = &self.role {
-                    self.heard_when_asked = carrier.last_arrival();
+                    self.answers_when_asked = carrier.answers();
                 }
             }
             SilenceAction::Tell => self.stream.sender.push(&CarryFrame::Answer),
@@ -542,7 +541,7 @@ impl<'a> TunnelPump<'a> {
                     return Ok(received?);
                 }
                 if let PumpRole::Client { carrier, .. } = &self.role {
-                    self.doubt(carrier, self.heard_when_asked);
+                    self.doubt(carrier, self.answers_when_asked);
                 }
                 return Err(CarrierError::Lost.into());
             }
@@ -550,10 +549,10 @@ impl<'a> TunnelPump<'a> {
         Ok(())
     }
 
-    /// Marks the carrier as suspected to be dead if nothing has arrived on it since this host sent `Ask`. Other
+    /// Marks the carrier as suspected to be dead if the peer has answered nothing since this host sent `Ask`. Other
     /// connections then need not wait for their own time-outs.
-    fn doubt(&self, carrier: &Arc<PeerCarrier>, heard_when_asked: u64) {
-        if carrier.last_arrival() == heard_when_asked {
+    fn doubt(&self, carrier: &Arc<PeerCarrier>, answers_when_asked: u64) {
+        if carrier.answers() == answers_when_asked {
             carrier.doubt();
             self.context.carriers.suspect(carrier);
         }
@@ -608,7 +607,7 @@ impl<'a> TunnelPump<'a> {
             *carrier = fresh;
             let Ok(mut stream) = carrier.open().await else { continue };
             let carrier = carrier.clone();
-            let heard_when_asked = carrier.last_arrival();
+            let answers_when_asked = carrier.answers();
             let question = CarryFrame::Resume { id: open.id, received: self.inn.received() };
             match stream.ask(&question).await {
                 Ok(CarryFrame::Accepted { received }) => {
@@ -632,7 +631,7 @@ impl<'a> TunnelPump<'a> {
                 Err(error) => {
                     stream.leave();
                     if matches!(error, CarrierError::TimedOut) {
-                        self.doubt(&carrier, heard_when_asked);
+                        self.doubt(&carrier, answers_when_asked);
                     }
                 }
             }

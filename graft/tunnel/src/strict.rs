@@ -9,7 +9,11 @@ use millrace_graft_kernel::{
 };
 use millrace_graft_proto::carry::frame::{CarryFrame, CarryReason, OpenFrame};
 use parking_lot::Mutex;
-use tokio::{net::TcpStream, sync::oneshot, time::timeout};
+use tokio::{
+    net::TcpStream,
+    sync::oneshot,
+    time::{timeout, timeout_at},
+};
 use tracing::{debug, warn};
 
 use super::{
@@ -19,6 +23,7 @@ use super::{
     kernel_events::KernelEvents,
     listeners::{BoundListeners, Listeners, canonical},
     meter::TransferMeter,
+    probe::AnswerDeadline,
     pump::{PumpEnd, TunnelPump, prepare},
     redirected,
     stream::CarrierStream,
@@ -205,7 +210,7 @@ impl Drop for OpenedStream {
 pub enum TunnelAttempt {
     Opened(Box<OpenedStream>),
     Refused(CarryReason),
-    /// The carrier permits no more connections now, or nothing was received on it.
+    /// The carrier permits no more connections now, or the peer does not answer.
     Nothing,
 }
 
@@ -229,28 +234,32 @@ pub async fn attempt(
     }
 }
 
-/// Asks the peer's tunnel broker to open the connection. Returns `None` if nothing has arrived on the carrier for too
-/// long.
+/// Asks the peer's tunnel broker to open the connection. Returns `None` if the peer has not even acknowledged the
+/// question for too long.
 async fn answer(
     context: &CarryContext,
     stream: &mut CarrierStream,
     open: OpenFrame,
     carrier: &Arc<PeerCarrier>,
 ) -> Option<Result<CarryFrame, CarrierError>> {
-    let heard = carrier.last_arrival();
+    let mut deadline = AnswerDeadline::new(carrier);
+    let mut is_suspect = false;
     let question = CarryFrame::Open(open);
     let answer = stream.ask(&question);
     tokio::pin!(answer);
     // After the first time-out, the carrier is suspected to be dead and gets no other connections. After the second
     // one, this attempt to use it fails.
-    for patience in [carrier.patience(), 2 * carrier.patience()] {
-        match timeout(patience, &mut answer).await {
+    loop {
+        match timeout_at(deadline.at, &mut answer).await {
             Ok(answered) => return Some(answered),
-            Err(_) if carrier.last_arrival() != heard => return Some(answer.await),
-            Err(_) => context.carriers.suspect(carrier),
+            Err(_) if !deadline.is_missed(carrier) => is_suspect = false,
+            Err(_) if is_suspect => return None,
+            Err(_) => {
+                context.carriers.suspect(carrier);
+                is_suspect = true;
+            }
         }
     }
-    None
 }
 
 /// Connects to the server by a carrier. Without a carrier, or if the peer's tunnel broker does not tunnel the

@@ -846,6 +846,32 @@ fn carrier_that_delivers_nothing_is_avoided_until_it_works_again() {
     wait_for_state(&near, "warm");
 }
 
+/// Packets pass from the server to the client, and none pass the other way. The server's data, and a QUIC peer's
+/// keep-alives, are no answers to what the client asks.
+#[test]
+fn carrier_that_delivers_in_one_direction_only_is_suspect() {
+    let Some(site) = GraftSite::new("oneway") else { return };
+    let [near, _far] = warm(&site, ["", ""]);
+    let listener = site.listen();
+    let (_here, mut there, _) = connect(&site, &listener);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) && there.write_all(b"data").is_ok() {
+                thread::sleep(Duration::from_millis(20)); // exact: something arrives before an answer is overdue
+            }
+        });
+        let _stops = StopOnDrop(&is_over);
+        if middlebox(&site.namespaces[1], BEFORE, &[&format!("udp dport {CARRIERS} drop")]) {
+            let mut first = site.try_connect(at(SERVER, PORT)).unwrap();
+            first.write_all(b"first").unwrap();
+            wait_for_state(&near, "suspect");
+        } else {
+            println!("SKIP carrier_that_delivers_in_one_direction_only_is_suspect: no nft");
+        }
+    });
+}
+
 #[test]
 fn reload_cannot_change_tunnel_limits_and_keeps_open_connections() {
     let Some(site) = GraftSite::new("limits") else { return };
