@@ -17,7 +17,7 @@ from layers import LAYOUT
 
 BOUND = 12_000
 # The aim is 100,000.
-PRODUCT = 124_340
+PRODUCT = 124_360
 # Folders that are no part of the product.
 OUTSIDE = ("lab", "testkit", "study", "fuzz")
 # Lines by which a bound may exceed the code before it has to be lowered.

@@ -67,6 +67,8 @@ pub enum ObjectSink {
 #[derive(Clone)]
 struct SinkEntry {
     sink: ObjectSink,
+    /// The number of the session that fills the statistics (`ReceivedTrack::session`).
+    session: u64,
     streams: watch::Sender<SubscriptionStreams>,
 }
 
@@ -206,8 +208,12 @@ impl ObjectReceiver {
             return Err(Error::Cancelled);
         }
         let (counter, streams) = watch::channel(SubscriptionStreams::default());
+        let session = match &sink {
+            ObjectSink::Figures(figures) => figures.lock().received.session,
+            ObjectSink::Queue(_) => 0,
+        };
         self.tracks.send_modify(|tracks| {
-            tracks.insert(ok.track_alias, SinkEntry { sink, streams: counter });
+            tracks.insert(ok.track_alias, SinkEntry { sink, session, streams: counter });
         });
         let others = fill.is_some().into();
         Ok(EstablishedSubscription { request_id, ok, request, streams, fill, others })
@@ -293,7 +299,7 @@ impl ObjectReceiver {
         let id = stream.id();
         let mut objects = ObjectStream::subgroup(&header, stream);
         let result = match &entry.sink {
-            ObjectSink::Figures(figures) => count(figures, header.group, &mut objects).await,
+            ObjectSink::Figures(figures) => count(figures, entry.session, header.group, &mut objects).await,
             ObjectSink::Queue(queue) => pass_on(queue, header.group, id, &mut objects).await,
         };
         entry.streams.send_modify(|streams| streams.ended += 1);
@@ -325,14 +331,14 @@ impl Handler for ObjectReceiver {
     fn datagram(&self, datagram: ObjectDatagram) {
         let tracks = self.tracks.borrow();
         // A receiver may drop a datagram that arrives before its track alias is known (draft-22, "Datagrams").
-        match tracks.get(&datagram.alias).map(|entry| &entry.sink) {
-            Some(ObjectSink::Figures(figures)) if datagram.status.is_none() => {
+        match tracks.get(&datagram.alias).map(|entry| (&entry.sink, entry.session)) {
+            Some((ObjectSink::Figures(figures), session)) if datagram.status.is_none() => {
                 let mut figures = figures.lock();
-                if figures.received.is_wanted(Location::new(datagram.group, datagram.object)) {
+                if figures.received.is_wanted(Location::new(datagram.group, datagram.object), session) {
                     figures.object(&datagram.payload, &mut StreamOrder::default());
                 }
             }
-            Some(ObjectSink::Queue(queue)) if datagram.status.is_none() => {
+            Some((ObjectSink::Queue(queue), _)) if datagram.status.is_none() => {
                 let location = Location::new(datagram.group, datagram.object);
                 let object = ReceivedObject { location, payload: datagram.payload };
                 // If the queue is full, the object is dropped, as a full socket buffer drops datagrams.
@@ -343,20 +349,25 @@ impl Handler for ObjectReceiver {
     }
 }
 
-async fn count(figures: &Mutex<ObjectFigures>, group: u64, objects: &mut ObjectStream) -> Result<(), Error> {
+async fn count(
+    figures: &Mutex<ObjectFigures>,
+    session: u64,
+    group: u64,
+    objects: &mut ObjectStream,
+) -> Result<(), Error> {
     let mut order = StreamOrder::default();
     figures.lock().received.begin(group);
     loop {
         match objects.next().await {
             Ok(Some(object)) => {
                 let mut figures = figures.lock();
-                if figures.received.is_wanted(object.location) {
+                if figures.received.is_wanted(object.location, session) {
                     figures.object(&object.payload, &mut order);
                 }
             }
             Ok(None) => {
                 let mut figures = figures.lock();
-                figures.received.finish(group);
+                figures.received.finish(group, session);
                 figures.stream(false);
                 return Ok(());
             }

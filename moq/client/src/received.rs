@@ -17,6 +17,8 @@ pub(crate) struct ReceivedTrack {
     groups: BTreeMap<u64, ReceivedGroup>,
     /// The largest location that earlier sessions have received. The present session may send objects up to it again.
     earlier: Option<Location>,
+    /// Number of times that another session went on.
+    pub session: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -35,22 +37,30 @@ impl ReceivedTrack {
         }
     }
 
-    /// Records that a stream of `group` has finished. A stream that was reset has not.
-    pub fn finish(&mut self, group: u64) {
-        if let Some(group) = self.groups.get_mut(&group) {
+    /// Records that a stream of `group` has finished, in the session with the given number. A stream that was reset has
+    /// not.
+    pub fn finish(&mut self, group: u64, session: u64) {
+        if let Some(group) = self.groups.get_mut(&group).filter(|_| session == self.session) {
             group.open = group.open.saturating_sub(1);
         }
     }
 
     /// Records that another session goes on where the present one has ended.
     pub fn go_on(&mut self) {
+        self.session += 1;
         let newest = self.groups.last_key_value();
         self.earlier = newest.and_then(|(id, group)| Some(Location::new(*id, group.ids.last()?.1)));
     }
 
-    /// Records that an object of a subscription has arrived. Returns false if an earlier session has received it.
-    pub fn is_wanted(&mut self, location: Location) -> bool {
-        self.insert(location) || self.earlier.is_none_or(|earlier| location > earlier)
+    /// Records that an object of a subscription has arrived, in the session with the given number. Returns false if
+    /// another session has received it. An earlier session may still deliver objects when the present one has begun.
+    pub fn is_wanted(&mut self, location: Location, session: u64) -> bool {
+        let is_new = self.insert(location);
+        if session != self.session {
+            self.earlier = self.earlier.max(Some(location));
+            return is_new;
+        }
+        is_new || self.earlier.is_none_or(|earlier| location > earlier)
     }
 
     /// Records that an object has arrived. Returns false if it is known to have arrived before.
@@ -128,7 +138,7 @@ mod tests {
             track.begin(*group);
             ids.iter().for_each(|id| assert!(track.insert(Location::new(*group, *id)), "{group} {id}"));
             if *is_finished {
-                track.finish(*group);
+                track.finish(*group, 0);
             }
         }
         track
@@ -168,11 +178,13 @@ mod tests {
     #[test]
     fn object_that_an_earlier_session_has_received_is_not_wanted() {
         let mut track = received(&[(5, &[0, 1], true), (6, &[0, 1], false)]);
-        assert!(track.is_wanted(Location::new(6, 1)), "the session itself has sent it twice");
+        assert!(track.is_wanted(Location::new(6, 1), 0), "the session itself has sent it twice");
         track.go_on();
-        let wanted = [(5, 1), (6, 1), (6, 2), (6, 2), (5, 2)]
-            .map(|(group, id)| track.is_wanted(Location::new(group, id)));
-        assert_eq!(wanted, [false, false, true, true, true]);
+        assert!(track.is_wanted(Location::new(6, 2), 0), "the earlier session delivers it late");
+        let wanted = [(5, 1), (6, 1), (6, 2), (6, 3), (6, 3), (5, 2)]
+            .map(|(group, id)| track.is_wanted(Location::new(group, id), 1));
+        assert_eq!(wanted, [false, false, false, true, true, true]);
+        assert!(!track.is_wanted(Location::new(6, 3), 0));
     }
 
     #[test]

@@ -458,8 +458,13 @@ async fn count(
             subscribed.send_replace(true);
             return count_fetch(objects, &figures).await;
         }
-        let next = attempt.go_on_at(figures.lock().received.first_missing());
-        next.iter().for_each(|_| figures.lock().received.go_on());
+        let next = {
+            // The earlier session may still deliver objects, so the state is read and changed at once.
+            let received = &mut figures.lock().received;
+            let next = attempt.go_on_at(received.first_missing());
+            next.iter().for_each(|_| received.go_on());
+            next
+        };
         let sink = ObjectSink::Figures(figures.clone());
         let mut subscription = subscribe(&receiver, options, next, &name, sink).await?;
         subscribed.send_replace(true);
