@@ -2,7 +2,7 @@
 """Runs a cluster through failures, and counts the objects that its viewers lost.
 
     scripts/soak-cluster.py [BINARY] [--seconds 1800] [--publishers 20] [--viewers 200] [--seed N] [--only KIND,...] [--json FILE]
-                            [--logs FOLDER]
+                            [--logs FOLDER] [--moq-relay PROGRAM]
 
 Five relays find each other through etcd of three members, all with mutual TLS, each in a network namespace. Publishers send 10 objects of
 1,200 bytes a second to three of the relays; viewers watch at all five. One failure follows the other, in an order that the seed decides:
@@ -16,8 +16,13 @@ Five relays find each other through etcd of three members, all with mutual TLS, 
 
 An object is owed to a viewer if it was published between the viewer's first and last object, unless the viewer's own relay was killed at
 that time: its sessions have ended. Objects whose publisher's relay was killed are owed as well, since the publisher has them in its
-history; they are counted apart. The run fails if an object that is owed never came, if one came twice, if a route has a hop twice, if the
-store has a killed relay after its lease, or if a viewer has nothing more at the end. Needs root, etcd-server, nftables, curl, and faketime for jumps of the clock.
+history; they are counted apart.
+
+With --moq-relay two of the five relays are moq-relay (moq-dev), which connect to the others by list, and a third of the publishers connect to
+one of them. What viewers of a moq-relay or of its publishers lose or get twice is counted apart, and so is what is lost while one is killed.
+
+The run fails if an object that is owed never came, if one came twice, if a route has a hop twice, if the
+store has a killed relay after its lease, if an object is damaged, or if a viewer has nothing more at the end. Needs root, etcd-server, nftables, curl, and faketime for jumps of the clock.
 """
 
 import argparse
@@ -40,8 +45,6 @@ from hosts import Host, call, wait_for
 ROOT = Path(__file__).resolve().parent.parent
 RELAYS = [f"relay-{number}" for number in range(1, 6)]
 ETCD = [f"etcd-{number}" for number in range(1, 4)]
-# Relays that publishers connect to.
-ORIGINS = RELAYS[:3]
 RATE_HZ = 10
 LEASE = 5
 # cache-seconds of the relays, and the publishers' history.
@@ -101,6 +104,7 @@ def parse():
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--only", help="kinds of failures, with commas; all without it")
     parser.add_argument("--json", help="file for the result")
+    parser.add_argument("--moq-relay", help="program of moq-relay: two of the relays run it")
     parser.add_argument("--logs", help="folder for the logs of all processes")
     return parser.parse_args()
 
@@ -110,6 +114,10 @@ class Cluster:
         self.options, self.folder = options, folder
         options.binary = Path(options.binary).resolve()
         self.random = random.Random(options.seed)
+        self.theirs = RELAYS[3:] if options.moq_relay else []
+        self.ours = [name for name in RELAYS if name not in self.theirs]
+        # Publishers connect to these relays; with moq-relay to one of its kind as well.
+        self.origins = [*RELAYS[:2], self.theirs[0] if self.theirs else RELAYS[2]]
         self.failures = []
         self.wrong = []
 
@@ -141,7 +149,9 @@ class Cluster:
             for source, target in {"ca.pem": "ca.pem", f"{name}.pem": "relay.pem", f"{name}.key": "relay.key"}.items():
                 shutil.copy(self.folder / "pki" / source, place / target)
         for name in RELAYS:
-            (self.folder / f"settings-{name}/relay.toml").write_text(f'cluster-url = "moqt://{name}:4443"\n{SETTINGS}')
+            # moq-relay asks for all namespaces.
+            settings = SETTINGS.replace('namespace = "live/**"', 'namespace = "**"') if self.theirs else SETTINGS
+            (self.folder / f"settings-{name}/relay.toml").write_text(f'cluster-url = "moqt://{name}:4443"\n{settings}')
             self.clock(name, 0)
 
     def start_etcd(self, name):
@@ -152,11 +162,18 @@ class Cluster:
         self.hosts[name].start(command, [(self.folder / f"settings-{name}", "/etc/etcd")])
 
     def start_relay(self, name):
+        volumes = [(self.folder / f"settings-{name}", "/etc/millrace")]
+        if name in self.theirs:
+            tls = ["--listen-tls-cert=/etc/millrace/relay.pem", "--listen-tls-key=/etc/millrace/relay.key", "--connect-tls-root=/etc/millrace/ca.pem"]
+            peers = [f"--cluster-connect=moqt://{peer}:4443" for peer in self.ours]
+            command = [Path(self.options.moq_relay).resolve(), "--listen=0.0.0.0:4443", "--auth-public='**'", *tls, *peers]
+            self.hosts[name].start(command, volumes)
+            return
         variables = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(self.folder / f"clock-{name}"), "FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
         # Only the relay is given the library, and not the shell that starts it.
         clock = ["env", *(f"{key}={value}" for key, value in variables.items())] if FAKETIME else []
         command = [*clock, self.options.binary, "relay", "--config", "/etc/millrace/relay.toml"]
-        self.hosts[name].start(command, [(self.folder / f"settings-{name}", "/etc/millrace")])
+        self.hosts[name].start(command, volumes)
 
     def clock(self, name, seconds):
         (self.folder / f"clock-{name}").write_text(f"{seconds:+d}\n")
@@ -176,12 +193,12 @@ class Cluster:
             self.start_etcd(name)
         for name in RELAYS:
             self.start_relay(name)
-        self.until_found(RELAYS)
+        self.until_found(self.ours)
         binary, trust = self.options.binary, ["--tls-root", self.folder / "pki/ca.pem"]
         generate = ["--generate", "--rate-hz", RATE_HZ, "--objects-per-group", RATE_HZ, "--history", f"{CACHE}s"]
         publishers, viewers = [], {}
         for number in range(self.options.publishers):
-            origin = ORIGINS[number % len(ORIGINS)]
+            origin = self.origins[number % len(self.origins)]
             log = self.folder / f"publisher-{number}.log"
             command = [binary, "publish", *generate, "--name", f"live/{number}", *trust, f"moqt://{origin}:4443"]
             publishers.append(self.hosts["publishers"].spawn(command, log, log))
@@ -191,7 +208,7 @@ class Cluster:
                 series = self.folder / f"series-{number}-{relay}"
                 command = [binary, "subscribe", "--name", f"live/{number}", "--json", "--series", series, "--subscribers", each, "--reconnect", *trust, f"moqt://{relay}:4443"]
                 viewers[number, relay] = self.hosts["viewers"].spawn(command, f"{series}.json", f"{series}.log")
-        for relay in RELAYS:
+        for relay in self.ours:
             sessions = lambda: len(self.status(relay).get("sessions", []))
             wait_for(f"all viewers at {relay}", sessions, lambda count: count >= each * self.options.publishers)
         self.sleep(CALM)
@@ -201,7 +218,7 @@ class Cluster:
         while time.monotonic() < end:
             bag = bag or self.random.sample(kinds, len(kinds))
             self.fail(bag.pop())
-            self.until_found(RELAYS)
+            self.until_found(self.ours)
             self.look_for_loops()
             self.sleep(CALM)
         for viewer in viewers.values():
@@ -232,10 +249,11 @@ class Cluster:
         failure["killed"] = [name]
         self.hosts[name].end()
         # The lease ends, and etcd takes some time to find that.
-        self.until_found([it for it in RELAYS if it != name], 3 * LEASE)
+        self.until_found([it for it in self.ours if it != name], 3 * LEASE)
         self.start_relay(name)
-        wait_for(f"{name} to be back", lambda: self.status(name), bool)
-        return name
+        if name in self.ours:
+            wait_for(f"{name} to be back", lambda: self.status(name), bool)
+        return f"{name}, a moq-relay" if name in self.theirs else name
 
     def link_cut(self, failure):
         pair = self.random.sample(RELAYS, 2)
@@ -282,14 +300,14 @@ class Cluster:
         return "60 s"
 
     def clock_jump(self, failure):
-        name, hours = self.random.choice(RELAYS), self.random.choice([-1, 1])
+        name, hours = self.random.choice(self.ours), self.random.choice([-1, 1])
         self.clock(name, hours * 3600)
         self.sleep(20)
         self.clock(name, 0)
         return f"{name}, {hours:+d} h"
 
     def look_for_loops(self):
-        for name in RELAYS:
+        for name in self.ours:
             text = self.hosts[name].ask(self.options.binary, "cluster", "routes", "--json")
             for namespace in json.loads(text or "{}").get("namespaces", []):
                 for route in namespace["routes"]:
@@ -300,10 +318,11 @@ class Cluster:
     # --- The result ---
 
     def judge(self):
-        kinds = {kind: {"failures": 0, "lost": 0, "lost_at_killed_relay": 0, "lost_behind_killed_origin": 0, "gaps": []} for kind in {it["kind"] for it in self.failures} | {"calm"}}
+        zero = dict.fromkeys(["failures", "lost", "lost_at_killed_relay", "lost_behind_killed_origin", "lost_with_moq_relay"], 0)
+        kinds = {kind: {**zero, "gaps": []} for kind in {it["kind"] for it in self.failures} | {"calm"}}
         for failure in self.failures:
             kinds[failure["kind"]]["failures"] += 1
-        totals = {"delivered": 0, "duplicates": 0, "viewers": 0}
+        totals = {"delivered": 0, "duplicates": 0, "duplicates_with_moq_relay": 0, "corrupted": 0, "viewers": 0}
         for (number, relay), code in self.viewers.items():
             series = self.folder / f"series-{number}-{relay}"
             if code != 0:
@@ -311,13 +330,18 @@ class Cluster:
                 continue
             report = json.loads(Path(f"{series}.json").read_text())
             totals["delivered"] += report["delivered"]
-            totals["duplicates"] += report["duplicates"]
-            self.judge_viewers(series, ORIGINS[number % len(ORIGINS)], relay, kinds, totals)
+            origin = self.origins[number % len(self.origins)]
+            is_theirs = relay in self.theirs or origin in self.theirs
+            totals["duplicates_with_moq_relay" if is_theirs else "duplicates"] += report["duplicates"]
+            totals["corrupted"] += report["corrupted"]
+            self.judge_viewers(series, origin, relay, kinds, totals)
         for kind, row in kinds.items():
             gaps = sorted(row.pop("gaps"))
             row["gap_s"] = {"p50": rounded(statistics.median(gaps)), "p95": rounded(gaps[int(0.95 * (len(gaps) - 1))]), "most": rounded(gaps[-1])} if gaps else None
             if lost := row["lost"] + row["lost_behind_killed_origin"]:
                 self.wrong.append(f"{kind}: {lost} objects that were owed did not arrive")
+        if totals["corrupted"]:
+            self.wrong.append(f"{totals['corrupted']} objects are damaged")
         if totals["duplicates"]:
             self.wrong.append(f"{totals['duplicates']} objects came twice")
         options = {key: getattr(self.options, key) for key in ("seconds", "publishers", "viewers", "seed")}
@@ -340,9 +364,16 @@ class Cluster:
                 for missing in range(before + 1, after):
                     failure = self.failure_at(sent + (missing - before) / RATE_HZ)
                     killed = failure["killed"] if failure else []
-                    where = "lost_at_killed_relay" if relay in killed else "lost_behind_killed_origin" if origin in killed else "lost"
+                    where = self.place_of_loss(relay, origin, killed)
                     kinds[failure["kind"] if failure else "calm"][where] += 1
             self.gaps(sorted(arrival for *_, arrival in objects), relay, kinds)
+
+    def place_of_loss(self, relay, origin, killed):
+        if relay in killed:
+            return "lost_at_killed_relay"
+        if any(it in self.theirs for it in [relay, origin, *killed]):
+            return "lost_with_moq_relay"
+        return "lost_behind_killed_origin" if origin in killed else "lost"
 
     def gaps(self, arrivals, relay, kinds):
         """Notes the longest time without an object that each failure brought this viewer."""
@@ -363,12 +394,12 @@ def rounded(seconds):
 
 
 def show(result):
-    print(f"{'failure':16} {'times':>5} {'lost':>6} {'at a killed relay':>18} {'behind a killed origin':>23}   gap, s: p50, p95, most")
+    print(f"{'failure':16} {'times':>5} {'lost':>6} {'at a killed relay':>18} {'behind a killed origin':>23} {'with moq-relay':>14}   gap, s: p50, p95, most")
     for kind, row in sorted(result["kinds"].items()):
         gap = row["gap_s"]
         shown = f"{gap['p50']}, {gap['p95']}, {gap['most']}" if gap else "-"
-        print(f"{kind:16} {row['failures']:5} {row['lost']:6} {row['lost_at_killed_relay']:18} {row['lost_behind_killed_origin']:23}   {shown}")
-    print(f"{result['delivered']} objects at {result['viewers']} viewers, {result['duplicates']} twice")
+        print(f"{kind:16} {row['failures']:5} {row['lost']:6} {row['lost_at_killed_relay']:18} {row['lost_behind_killed_origin']:23} {row['lost_with_moq_relay']:14}   {shown}")
+    print(f"{result['delivered']} objects at {result['viewers']} viewers, {result['duplicates']} twice, {result['duplicates_with_moq_relay']} twice with moq-relay, {result['corrupted']} damaged")
     for line in result["wrong"]:
         print(f"FAIL: {line}")
     print("FAIL" if result["wrong"] else "PASS")

@@ -1,6 +1,7 @@
 //! `millrace-lab bench`: measurements, each as a command.
 
 mod adapt;
+mod arrivals;
 mod at_once;
 mod chain;
 mod compare;
@@ -37,6 +38,7 @@ mod thesis;
 mod traffic;
 mod udp;
 mod upgrade;
+mod upstreams;
 mod usage;
 mod viewer;
 mod watch;
@@ -92,6 +94,10 @@ enum BenchCommand {
     Failover(failover::FailoverArgs),
     /// Gap and losses of viewers while a relay is replaced by its successor
     Upgrade(upgrade::UpgradeArgs),
+    /// Gap and losses of viewers when a relay's upstream relay is killed, cut off or stopped, or leaves
+    Upstreams(upstreams::UpstreamArgs),
+    /// False alarms of a relay whose upstream relay works, behind a bad link or with pauses
+    Alarms(upstreams::alarms::AlarmArgs),
     /// A viewer program of the benchmarks `restarts` and `failover`
     #[command(hide = true)]
     Viewer(viewer::ViewerArgs),
@@ -135,6 +141,8 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         BenchCommand::Restarts(args) => restarts::run(args),
         BenchCommand::Failover(args) => failover::run(args),
         BenchCommand::Upgrade(args) => upgrade::run(args),
+        BenchCommand::Upstreams(args) => upstreams::run(args),
+        BenchCommand::Alarms(args) => upstreams::alarms::run(args),
         BenchCommand::Viewer(args) => viewer::run(&args),
         BenchCommand::Gate(args) => gate::run(args),
         BenchCommand::Graft(args) => graft::run(args),

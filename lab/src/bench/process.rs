@@ -77,6 +77,11 @@ impl BenchProcess {
         fs::read(&self.output)
     }
 
+    /// Returns everything that the process has written to standard error so far.
+    pub fn errors(&self) -> std::io::Result<String> {
+        fs::read_to_string(&self.errors)
+    }
+
     /// Fails if the process has ended. The error contains the end of its output.
     pub fn check_runs(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait()? {

@@ -1,6 +1,5 @@
 //! `millrace-lab bench upgrade` replaces a relay by its successor while media flow, and measures what viewers miss.
 
-use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread::sleep;
@@ -13,6 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
+use super::arrivals::ViewerGaps;
 use super::contender::{Contender, PORT, STATUS};
 use super::engine;
 use super::failover::kernel_share;
@@ -68,21 +68,16 @@ pub fn run(args: UpgradeArgs) -> anyhow::Result<()> {
     );
     warn_if_busy()?;
     let site = BenchSite::new(&Topology::standard(1, 1))?;
-    let summary = |seen: &UpgradeFigures| {
-        format!("longest gap {:.0} ms, {} lost, {} twice", seen.gap_ms, seen.lost, seen.duplicates)
+    let summary = |UpgradeFigures { viewers, .. }: &UpgradeFigures| {
+        format!("longest gap {:.0} ms, {} lost, {} twice", viewers.gap_ms, viewers.lost, viewers.duplicates)
     };
     let rows = RelayRounds::measure(&args.relays, args.rounds, |relay| args.round(&site, relay), summary)?;
     RelayRounds::report(&rows, &render(&rows), |row| row.json(&args), args.json.as_deref())
 }
 
 /// The gaps and losses of all viewers over one upgrade.
-#[derive(Debug, Default, PartialEq)]
 struct UpgradeFigures {
-    /// Longest time between two objects of a viewer, from shortly before the upgrade on, ms.
-    gap_ms: f64,
-    /// Number of missing objects, over all viewers.
-    lost: u64,
-    duplicates: u64,
+    viewers: ViewerGaps,
     /// Duration of the command, ms.
     command_ms: f64,
     /// Time from the upgrade until the old process has ended, ms.
@@ -140,20 +135,24 @@ impl UpgradeArgs {
         sleep(RUNNING);
         let end = ask()?;
         viewers.interrupt(PATIENCE)?;
-        let seen = parse(&std::fs::read_to_string(&series).context("the viewers' series")?)?;
-        ensure!(seen.len() == self.subscribers, "{} of {} viewers have media", seen.len(), self.subscribers);
         let ms = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1e6;
         Ok(UpgradeFigures {
+            viewers: ViewerGaps::read(&series, self.subscribers, began)?,
             command_ms: ms(began, done),
             drained_ms: ms(began, drained),
             kernel_before: kernel_share(&first, &before),
             kernel_after: kernel_share(&settled, &end),
-            ..judge(&seen, began)
         })
     }
 }
 
-fn start(site: &BenchSite, node: &str, name: &'static str, arguments: &str) -> anyhow::Result<BenchProcess> {
+/// Starts the product in a node of the lab.
+pub fn start(
+    site: &BenchSite,
+    node: &str,
+    name: &'static str,
+    arguments: &str,
+) -> anyhow::Result<BenchProcess> {
     let mut command = site.node(node)?.command(product()?);
     command.args(arguments.split_whitespace());
     BenchProcess::start(name, command, site.directory())
@@ -175,7 +174,8 @@ fn wait_for(what: &str, mut is: impl FnMut() -> anyhow::Result<bool>) -> anyhow:
     Ok(())
 }
 
-fn subscribers(status: &Status) -> u64 {
+/// Returns the number of subscriptions of clients that are no relays.
+pub fn subscribers(status: &Status) -> u64 {
     status.sessions.iter().filter(|session| !session.relay).map(|session| session.subscriptions).sum()
 }
 
@@ -187,43 +187,6 @@ fn ask_pid(site: &BenchSite) -> anyhow::Result<u32> {
     pid.context("the relay's status has no process ID")
 }
 
-/// An object that has arrived: its number, and the time of its arrival, ns.
-type Arrival = (u64, u64);
-
-/// Parses the series of `millrace subscribe`, by viewer.
-fn parse(series: &str) -> anyhow::Result<Vec<Vec<Arrival>>> {
-    let mut viewers: BTreeMap<u64, Vec<Arrival>> = BTreeMap::new();
-    for line in series.lines() {
-        let mut numbers = line.split(',').map(str::parse::<u64>);
-        // The first line has the names of the columns.
-        let Some(Ok(viewer)) = numbers.next() else { continue };
-        let mut next = || numbers.next().context("too few numbers")?.context("no number");
-        let sequence = next()?;
-        let arrived = next()? + next()?;
-        viewers.entry(viewer).or_default().push((sequence, arrived));
-    }
-    Ok(viewers.into_values().collect())
-}
-
-/// Judges what viewers got around an upgrade that began at `began`, ns.
-fn judge(viewers: &[Vec<Arrival>], began: u64) -> UpgradeFigures {
-    let mut figures = UpgradeFigures::default();
-    for seen in viewers {
-        let gaps = seen.windows(2).filter(|pair| pair[1].1 > began);
-        let gap = gaps.map(|pair| pair[1].1.saturating_sub(pair[0].1)).max().unwrap_or(0);
-        figures.gap_ms = figures.gap_ms.max(gap as f64 / 1e6);
-        // What was lost before is not of the upgrade.
-        let first = seen.iter().rposition(|(_, arrived)| *arrived < began).unwrap_or(0);
-        let seen = &seen[first..];
-        let distinct: HashSet<_> = seen.iter().map(|(sequence, _)| *sequence).collect();
-        figures.duplicates += (seen.len() - distinct.len()) as u64;
-        let mut numbers: Vec<_> = distinct.into_iter().collect();
-        numbers.sort_unstable();
-        figures.lost += numbers.windows(2).map(|pair| pair[1] - pair[0] - 1).sum::<u64>();
-    }
-    figures
-}
-
 type UpgradeRow = RelayRounds<UpgradeFigures>;
 
 impl UpgradeRow {
@@ -231,9 +194,9 @@ impl UpgradeRow {
         json!({
             "relay": self.relay.relay(), "engine": self.relay.engine(), "rate_hz": args.rate_hz,
             "objects_per_group": args.objects_per_group, "subscribers": args.subscribers,
-            "gap_ms": self.each(|seen| seen.gap_ms), "command_ms": self.each(|seen| seen.command_ms),
-            "drained_ms": self.each(|seen| seen.drained_ms), "lost": self.sum(|seen| seen.lost),
-            "duplicates": self.sum(|seen| seen.duplicates),
+            "gap_ms": self.each(|seen| seen.viewers.gap_ms), "command_ms": self.each(|seen| seen.command_ms),
+            "drained_ms": self.each(|seen| seen.drained_ms), "lost": self.sum(|seen| seen.viewers.lost),
+            "duplicates": self.sum(|seen| seen.viewers.duplicates),
             "kernel_percent_before": self.each(|seen| seen.kernel_before),
             "kernel_percent_after": self.each(|seen| seen.kernel_after),
             "errors": self.rounds.iter().filter_map(|round| round.as_ref().err()).collect::<Vec<_>>(),
@@ -251,9 +214,9 @@ impl UpgradeRow {
         vec![
             self.relay.label(),
             format!("{}/{}", seen.len(), self.rounds.len()),
-            three(self.each(|seen| seen.gap_ms)),
-            self.sum(|seen| seen.lost).to_string(),
-            self.sum(|seen| seen.duplicates).to_string(),
+            three(self.each(|seen| seen.viewers.gap_ms)),
+            self.sum(|seen| seen.viewers.lost).to_string(),
+            self.sum(|seen| seen.viewers.duplicates).to_string(),
             three(self.each(|seen| seen.command_ms)),
             three(self.each(|seen| seen.drained_ms)),
             format!("{before:.1}/{after:.1}"),
@@ -275,19 +238,4 @@ fn render(rows: &[UpgradeRow]) -> String {
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     lines.extend(rows.iter().map(UpgradeRow::line));
     columns(&lines) + &RelayRounds::errors(rows)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn missing_objects_after_the_upgrade_are_lost_and_repeated_ones_count_as_duplicates() {
-        let series = "subscriber,sequence,sent_ns,latency_ns\n0,8,8,1\n0,10,10,2\n0,11,11,5\n1,7,7,0\n1,9,9,0\n1,9,9,1\n";
-        let seen = parse(series).unwrap();
-        assert_eq!(seen, [vec![(8, 9), (10, 12), (11, 16)], vec![(7, 7), (9, 9), (9, 10)]]);
-        let figures = judge(&seen, 7);
-        assert_eq!((figures.lost, figures.duplicates), (2, 1));
-        assert!((figures.gap_ms - 4e-6).abs() < 1e-12, "{figures:?}");
-    }
 }
