@@ -284,7 +284,7 @@ impl Carriers {
         }
         warn!(
             peer = carrier.peer.name,
-            "a carrier is suspected, since nothing comes back on it: {}", carrier.way
+            "a carrier is suspected, since the peer does not answer on it: {}", carrier.way
         );
         let answers = carrier.answers();
         let carriers = self.clone();
@@ -405,7 +405,7 @@ impl Carriers {
 
     fn row(&self, carrier: &PeerCarrier) -> status::CarrierStatus {
         let (state, detail) = match (carrier.is_suspect(), self.table.is_full()) {
-            (true, _) => ("suspect", "nothing comes back"),
+            (true, _) => ("suspect", "the peer does not answer"),
             (false, true) => ("full", "the limit of tunnelled connections is reached"),
             (false, false) => ("warm", ""),
         };

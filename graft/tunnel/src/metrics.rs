@@ -70,7 +70,7 @@ fn write(carry: &CarryStatus, out: &mut Out<'_>) -> fmt::Result {
         let count = carry.carriers.iter().filter(|it| it.state == *state).count() as u64;
         ([("state", *state)], count)
     });
-    out.gauges("carriers", "Carriers by state: warm, suspect (nothing arrives), full, cold", carriers)?;
+    out.gauges("carriers", "Carriers by state: warm, suspect (no answer), full, cold", carriers)?;
     out.gauge("carried_connections", "Connections that carriers tunnel now", None, carry.connections)?;
     out.gauge(
         "carried_kept_bytes",

@@ -247,8 +247,8 @@ async fn answer(
     let question = CarryFrame::Open(open);
     let answer = stream.ask(&question);
     tokio::pin!(answer);
-    // After the first time-out, the carrier is suspected to be dead and gets no other connections. After the second
-    // one, this attempt to use it fails.
+    // After the first missed deadline, the carrier is suspected to be dead and gets no other connections. After the
+    // second one in a row, this attempt to use it fails.
     loop {
         match timeout_at(deadline.at, &mut answer).await {
             Ok(answered) => return Some(answered),

@@ -1,4 +1,4 @@
-//! What viewers get around an event, from the series that `millrace subscribe` writes.
+//! Gaps and losses of viewers after an event, computed from the series that `millrace subscribe` writes.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::contender::{Contender, PORT};
 use super::engine;
 use super::process::BenchProcess;
-use super::restarts::percentile;
+use super::restarts::p50_p95_max;
 use super::rounds::RelayRounds;
 use super::site::BenchSite;
 use super::table::columns;
@@ -216,18 +216,14 @@ impl FailoverRow {
 
     fn line(&self, group_ms: f64) -> Vec<String> {
         let gaps = self.gaps();
-        let three = |gaps: &[f64]| {
-            let at = |percent| percentile(gaps.to_vec(), percent);
-            format!("{:.0}/{:.0}/{:.0}", at(50), at(95), at(100))
-        };
         let beyond: Vec<_> = gaps.iter().map(|gap| (gap - group_ms).max(0.0)).collect();
         let (before, after) = self.kernel();
         vec![
             self.relay.label(),
             format!("{}/{}", gaps.len(), self.rounds.len()),
             self.ended().to_string(),
-            three(&gaps),
-            three(&beyond),
+            p50_p95_max(&gaps),
+            p50_p95_max(&beyond),
             self.sum(|seen| seen.missing).to_string(),
             self.sum(|seen| seen.duplicates as u64).to_string(),
             format!("{before:.1}/{after:.1}"),

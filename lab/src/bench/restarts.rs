@@ -14,7 +14,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use millrace_kernel::clock::monotonic_ns;
 
 use self::player::RestartPlayer;
-pub use self::report::percentile;
+pub use self::report::p50_p95_max;
 use self::report::{Gap, RestartFailure, RestartRound, RestartRow, render};
 use super::contender::{Contender, PORT, find};
 use super::process::BenchProcess;

@@ -17,7 +17,7 @@ use super::contender::{Contender, PORT, STATUS};
 use super::engine;
 use super::failover::kernel_share;
 use super::process::BenchProcess;
-use super::restarts::percentile;
+use super::restarts::p50_p95_max;
 use super::rounds::RelayRounds;
 use super::site::BenchSite;
 use super::table::columns;
@@ -204,21 +204,17 @@ impl UpgradeRow {
     }
 
     fn line(&self) -> Vec<String> {
-        let three = |values: Vec<f64>| {
-            let at = |percent| percentile(values.clone(), percent);
-            format!("{:.0}/{:.0}/{:.0}", at(50), at(95), at(100))
-        };
         let seen: Vec<_> = self.rounds.iter().flatten().collect();
         let before = median_by(&seen, |seen| seen.kernel_before);
         let after = median_by(&seen, |seen| seen.kernel_after);
         vec![
             self.relay.label(),
             format!("{}/{}", seen.len(), self.rounds.len()),
-            three(self.each(|seen| seen.viewers.gap_ms)),
+            p50_p95_max(&self.each(|seen| seen.viewers.gap_ms)),
             self.sum(|seen| seen.viewers.lost).to_string(),
             self.sum(|seen| seen.viewers.duplicates).to_string(),
-            three(self.each(|seen| seen.command_ms)),
-            three(self.each(|seen| seen.drained_ms)),
+            p50_p95_max(&self.each(|seen| seen.command_ms)),
+            p50_p95_max(&self.each(|seen| seen.drained_ms)),
             format!("{before:.1}/{after:.1}"),
         ]
     }

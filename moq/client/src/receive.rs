@@ -67,7 +67,7 @@ pub enum ObjectSink {
 #[derive(Clone)]
 struct SinkEntry {
     sink: ObjectSink,
-    /// The number of the session that fills the statistics (`ReceivedTrack::session`).
+    /// `ReceivedTrack::session` when the subscription began; 0 for a queue.
     session: u64,
     streams: watch::Sender<SubscriptionStreams>,
 }

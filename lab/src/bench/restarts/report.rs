@@ -142,8 +142,14 @@ pub fn render(rows: &[RestartRow]) -> String {
     columns(&lines) + &errors
 }
 
+/// Formats the median, the 95th percentile and the largest of the values, as `p50/p95/max`.
+pub fn p50_p95_max(values: &[f64]) -> String {
+    let at = |percent| percentile(values.to_vec(), percent);
+    format!("{:.0}/{:.0}/{:.0}", at(50), at(95), at(100))
+}
+
 /// Returns a percentile by nearest rank; not a number (NaN) without samples.
-pub fn percentile(mut samples: Vec<f64>, percent: usize) -> f64 {
+fn percentile(mut samples: Vec<f64>, percent: usize) -> f64 {
     samples.sort_unstable_by(f64::total_cmp);
     let index = (samples.len() * percent).div_ceil(100).saturating_sub(1);
     samples.get(index).copied().unwrap_or(f64::NAN)

@@ -52,7 +52,7 @@ const OBJECT_BYTES: u64 = 1200;
 const PAUSE: Duration = Duration::from_millis(400);
 const BETWEEN: Duration = Duration::from_millis(1600);
 const LOOK: Duration = Duration::from_millis(200);
-/// What the relay logs when it takes its upstream relay for dead.
+/// Beginning of the log message of a relay that takes its upstream relay for dead.
 const ALARM: &str = "the upstream relay does not answer: looking";
 
 pub fn run(args: AlarmArgs) -> anyhow::Result<()> {

@@ -19,7 +19,7 @@ use super::engine;
 use super::failover::kernel_share;
 use super::figures::ensure_measured;
 use super::process::BenchProcess;
-use super::restarts::percentile;
+use super::restarts::p50_p95_max;
 use super::rounds::RelayRounds;
 use super::site::{BenchSite, address};
 use super::table::{columns, write_json};
@@ -86,7 +86,7 @@ pub fn run(args: UpstreamArgs) -> anyhow::Result<()> {
         args.relays.iter().all(is_ours),
         "--relays must be Millrace's: others have one upstream relay at most"
     );
-    ensure!(args.rounds > 0 && !args.failures.is_empty(), "--rounds and --failures must name at least one");
+    ensure!(args.rounds > 0, "--rounds must be at least 1");
     warn_if_busy()?;
     let site = BenchSite::new(&topology())?;
     let mut measured = Vec::new();
@@ -118,7 +118,7 @@ fn topology() -> Topology {
     topology
 }
 
-/// What viewers get around a failure, and how the relay deals with it.
+/// The viewers' gaps around a failure, and the time and share of the relay's move.
 struct UpstreamFigures {
     viewers: ViewerGaps,
     /// Time from the failure until the relay has a session with the other upstream relay, ms.
@@ -128,7 +128,7 @@ struct UpstreamFigures {
     kernel_after: f64,
 }
 
-/// All relays, with media flowing through them.
+/// The processes of one round, with media flowing through all relays.
 struct UpstreamRun<'a> {
     site: &'a BenchSite,
     series: PathBuf,
@@ -147,9 +147,11 @@ impl<'a> UpstreamRun<'a> {
         let relay = |name: &str, upstreams: &[&str]| {
             let url = |name: &&str| anyhow::Ok(format!("--upstream=moqt://{}", address(site.node(name)?)));
             let mut further = upstreams.iter().map(url).collect::<Result<Vec<_>, _>>()?;
-            further.extend(["--upstream-tls-disable-verify", "--drain-timeout=10s"].map(str::to_owned));
+            if !upstreams.is_empty() {
+                further.extend(["--upstream-tls-disable-verify", "--drain-timeout=10s"].map(str::to_owned));
+            }
             let further: Vec<_> = further.iter().map(String::as_str).collect();
-            site.start_relay_on(name, contender, if upstreams.is_empty() { &[] } else { &further })
+            site.start_relay_on(name, contender, &further)
         };
         let mut origin = relay("origin", &[])?;
         let publisher = format!(
@@ -321,10 +323,6 @@ impl UpstreamRow {
     }
 
     fn line(&self, failure: UpstreamFailure) -> Vec<String> {
-        let three = |values: Vec<f64>| {
-            let at = |percent| percentile(values.clone(), percent);
-            format!("{:.0}/{:.0}/{:.0}", at(50), at(95), at(100))
-        };
         let seen: Vec<_> = self.rounds.iter().flatten().collect();
         let before = median_by(&seen, |seen| seen.kernel_before);
         let after = median_by(&seen, |seen| seen.kernel_after);
@@ -334,10 +332,10 @@ impl UpstreamRow {
             self.relay.label(),
             format!("{}/{}", seen.len(), self.rounds.len()),
             self.ended().to_string(),
-            three(self.each(|seen| seen.viewers.gap_ms)),
+            p50_p95_max(&self.each(|seen| seen.viewers.gap_ms)),
             self.sum(|seen| seen.viewers.lost).to_string(),
             self.sum(|seen| seen.viewers.duplicates).to_string(),
-            three(self.each(|seen| seen.moved_ms)),
+            p50_p95_max(&self.each(|seen| seen.moved_ms)),
             format!("{before:.1}/{after:.1} ({least:.1})"),
         ]
     }
