@@ -278,7 +278,9 @@ impl LiveTrack {
         if leads && !upstreams.is_empty() {
             self.gap.state.lock().open(&self.data);
         }
-        upstream.set_rival(!leads);
+        if !leads {
+            upstream.follow(self.data.position());
+        }
         upstreams.push(upstream);
         self.forwarding.lock().choose(&upstreams);
     }
@@ -322,7 +324,7 @@ impl LiveTrack {
         upstreams.remove(place);
         self.gap.lost(upstream);
         if let Some(first) = upstreams.first().filter(|_| place == 0) {
-            first.lead();
+            self.lead(first);
         }
         self.forwarding.lock().choose(&upstreams);
         if !upstreams.is_empty() {

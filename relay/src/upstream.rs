@@ -26,7 +26,7 @@ pub const RIVAL_PATIENCE: Duration = Duration::from_millis(500);
 /// Flags tell the publisher's state. [`LiveTrack`](super::live::LiveTrack) changes them while it holds the lock of its
 /// publishers:
 ///
-/// * *leading*, or a *rival* of earlier publishers ([`Self::set_rival`], [`Self::lead`]). A rival with different group
+/// * *leading*, or a *rival* of earlier publishers ([`Self::follow`], [`Self::lead`]). A rival with different group
 ///   IDs *stands by* ([`Self::stand_by`]), and is asked for no objects until it leads.
 /// * *unnumbered* after [`Self::returns`], when the publisher takes over from another one, until [`Self::number`] has
 ///   seen its first group. Later groups wait on the lock of `returned` until then.
@@ -68,6 +68,9 @@ pub struct UpstreamTrack {
     handover: Mutex<Option<TrackHandover>>,
     /// True if the track had other publishers before this publisher.
     rival: AtomicBool,
+    /// The first location that the track had not got when this publisher was added as a rival. Earlier publishers owe
+    /// what lies between it and this publisher's first group.
+    joined: Mutex<Option<Location>>,
     standing_by: AtomicBool,
     /// True while it is unknown whether the publisher continues the track's group IDs.
     unnumbered: AtomicBool,
@@ -120,6 +123,8 @@ pub enum UpstreamRequest {
     Cancel,
     /// The task has to pause (`false`) or resume the delivery of objects (FORWARD).
     Forward(bool),
+    /// The task has to ask for what the track has missed, since this publisher leads now.
+    FillGap,
 }
 
 /// The session that a publisher's subscription belongs to.
@@ -158,6 +163,7 @@ impl UpstreamTrack {
             leaving: AtomicBool::new(false),
             handover: Mutex::default(),
             rival: AtomicBool::new(false),
+            joined: Mutex::default(),
             standing_by: AtomicBool::new(false),
             unnumbered: AtomicBool::new(false),
             returned: Mutex::default(),
@@ -219,9 +225,10 @@ impl UpstreamTrack {
         self.connection.upgrade().map(|connection| connection.received())
     }
 
-    /// Records whether the track had other publishers before this one.
-    pub fn set_rival(&self, rival: bool) {
-        self.rival.store(rival, Relaxed);
+    /// Records that the track had other publishers before this one, and had got the objects before `joined`.
+    pub fn follow(&self, joined: Option<Location>) {
+        *self.joined.lock() = joined;
+        self.rival.store(true, Relaxed);
     }
 
     pub fn is_rival(&self) -> bool {
@@ -240,23 +247,40 @@ impl UpstreamTrack {
         self.standing_by.load(Relaxed)
     }
 
-    /// Makes the publisher the leading one, because the earlier publishers of the track are gone.
-    pub fn lead(&self) {
-        self.set_rival(false);
+    /// Makes the publisher the leading one, because the earlier publishers of the track are gone. `at` is the first
+    /// location that the track has not got. Returns the location from which on earlier publishers may owe objects.
+    pub fn lead(&self, at: Option<Location>) -> Option<Location> {
+        self.rival.store(false, Relaxed);
+        let joined = self.joined.lock().take();
         if self.stands_by() {
             // The group IDs of a standby were never compared with the track's. So its first group decides whether the
             // track's group numbering starts over.
             self.returns(None, None, false);
+            self.first_group.send_replace(None);
             self.standing_by.store(false, Relaxed);
             self.ask(UpstreamRequest::Forward(true));
+            // A relay passes on the group IDs of the publisher, which are those of the track.
+            return at.filter(|_| self.passes_on());
         }
+        // Objects that arrive as datagrams are never asked for.
+        joined.filter(|_| self.first_group.borrow().is_some() || !self.has_datagrams())
+    }
+
+    /// Reports whether the publisher is a relay, which passes on what another publisher has sent.
+    pub fn passes_on(&self) -> bool {
+        self.is_of_upstream || self.is_of_relay
+    }
+
+    /// Returns the smallest group of the streams that the publisher has begun.
+    pub fn begun(&self) -> Option<u64> {
+        *self.first_group.borrow()
     }
 
     /// Records that the publisher takes over from another one. Its first group will show whether it continues the group
     /// IDs, and decides how the `unfinished` streams end. `claimed` is the largest location that the publisher named.
     /// `is_copy`: both may be publishers of the same objects, of which one is a moment behind the other.
     pub fn returns(&self, claimed: Option<Location>, unfinished: Option<Unfinished>, is_copy: bool) {
-        let may_lag = is_copy || self.is_of_upstream || self.is_of_relay;
+        let may_lag = is_copy || self.passes_on();
         *self.returned.lock() = Some(Returned { claimed, may_lag, _unfinished: unfinished });
         self.unnumbered.store(true, Relaxed);
     }
@@ -301,8 +325,7 @@ impl UpstreamTrack {
     /// Reports whether a stream of the publisher that was reset with `code` may go on from another source: a relay
     /// resets its streams with these codes when it has lost the source or the subscription.
     pub fn loses(&self, code: code::Reset) -> bool {
-        let is_relay = self.is_of_upstream || self.is_of_relay;
-        is_relay && [code::Reset::INTERNAL_ERROR, code::Reset::CANCELLED].contains(&code)
+        self.passes_on() && [code::Reset::INTERNAL_ERROR, code::Reset::CANCELLED].contains(&code)
     }
 
     /// Records that the publisher has begun a stream of `group`.
@@ -314,10 +337,9 @@ impl UpstreamTrack {
         });
     }
 
-    /// Waits until the publisher has begun a stream, and returns the smallest group of its streams.
-    pub async fn first_group(&self) -> Option<u64> {
-        let mut first = self.first_group.subscribe();
-        first.wait_for(|first| first.is_some()).await.ok().and_then(|first| *first)
+    /// Waits until the publisher has begun a stream.
+    pub async fn until_begun(&self) {
+        let _ = self.first_group.subscribe().wait_for(Option::is_some).await; // The sender is in `self`.
     }
 
     /// Reports whether the subscription that takes over still exists. If it does not, all groups come from this

@@ -11,9 +11,10 @@ use millrace_moq::{
 
 use super::groups::{expect_group, publish_group};
 use super::peer::{
-    PeerStreamEnd, ReceivedSubgroup, TestPeer, TestRelay, at, first_subscriber, header, patiently, payload,
+    PeerStreamEnd, ReceivedSubgroup, Rivals, TestPeer, TestRelay, at, first_subscriber, header, patiently, payload,
     with_publisher,
 };
+use super::returns::silence;
 use super::sources::{edge_of, only_upstream, relay_behind_a_way};
 
 /// Length of each object's payload, in bytes.
@@ -197,6 +198,67 @@ async fn response_that_leaves_the_range_of_a_gap_is_cut_off() {
     publish_group(&scene.again, 5, 1004).await;
     expect_group(&mut scene.subscriber, 1004).await;
     scene.subscriber.expect_no_stream().await;
+}
+
+/// A second session of the publisher begins with group 1003 while the first one has sent group 1000 and one object of
+/// group 1001. Then the first one falls silent, or leaves.
+async fn fetches_what_the_leading_publisher_owes(leave: impl FnOnce(&TestPeer)) {
+    let relay = TestRelay::with(|config| config.linger = Duration::from_secs(600));
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    publish_group(&publisher, 1, 1000).await;
+    expect_group(&mut subscriber, 1000).await;
+    let mut subgroup = publisher.subgroup(header(1, 1001)).await;
+    subgroup.object(0, LEN).await;
+    let mut broken = subscriber.next_subgroup().await;
+    assert_eq!(broken.objects(1).await, [0]);
+    relay.until_largest(at(1001, 0)).await;
+    let mut second = relay.peer().await;
+    let _second_namespace = second.publish_namespace("live/cam").await;
+    let _accepted = accept(&mut second, &track, at(1003, 1)).await;
+    publish_group(&second, 5, 1003).await;
+    expect_group(&mut subscriber, 1003).await;
+    leave(&publisher);
+    let fetch = expect_fetch(&mut second, at(1001, 1), at(1002, u64::MAX)).await;
+    serve(&second, fetch, &[object(1001, 1), object(1002, 0), object(1002, 1)]).await;
+    assert_eq!(broken.all().await, (vec![1], PeerStreamEnd::Fin));
+    expect_group(&mut subscriber, 1002).await;
+    publish_group(&second, 5, 1004).await;
+    expect_group(&mut subscriber, 1004).await;
+    subscriber.expect_no_stream().await;
+    let status = relay.until("its counters", |status| status.totals.gap_objects == 3).await;
+    assert_eq!((status.totals.gaps_asked, status.tracks[0].publishers), (1, 1));
+}
+
+#[tokio::test]
+async fn objects_that_only_a_silent_publisher_had_are_fetched_from_the_one_that_leads_after_it() {
+    fetches_what_the_leading_publisher_owes(silence).await;
+}
+
+#[tokio::test]
+async fn objects_that_only_a_lost_publisher_had_are_fetched_from_the_one_that_leads_after_it() {
+    fetches_what_the_leading_publisher_owes(|publisher| publisher.session.close(code::Session::NO_ERROR, "")).await;
+}
+
+/// The second publisher has had every object since it joined, so it is asked for nothing.
+#[tokio::test]
+async fn nothing_is_fetched_from_a_publisher_that_leads_and_lacks_nothing() {
+    let relay = TestRelay::start();
+    let mut rivals = Rivals::from_relay(&relay).await;
+    for group in 0..3 {
+        publish_group(&rivals.one, 1, group).await;
+        expect_group(&mut rivals.subscriber, group).await;
+        publish_group(&rivals.two, 2, group).await;
+    }
+    publish_group(&rivals.two, 2, 3).await;
+    expect_group(&mut rivals.subscriber, 3).await;
+    rivals.one.session.close(code::Session::NO_ERROR, "");
+    relay.until("its end", |status| status.tracks[0].publishers == 1).await;
+    publish_group(&rivals.two, 2, 4).await;
+    expect_group(&mut rivals.subscriber, 4).await;
+    // exact: the relay decides about a FETCH when the publisher's end shows, and the group came later
+    assert_eq!(relay.status().totals.gaps_asked, 0);
 }
 
 /// The edge's next upstream relay has only objects that arrived after the edge had asked. So it passes the edge's FETCH

@@ -26,14 +26,20 @@ impl GapState {
     /// Opens the gap behind the largest object of the track, unless it is open already or nothing has arrived. The
     /// cache does not answer for the gap from then on. An open gap in which nothing is missing is replaced.
     pub fn open(&mut self, data: &Track) {
-        let Some(last) = data.last_seen() else { return };
+        if let Some(from) = data.position() {
+            self.open_at(data, from);
+        }
+    }
+
+    /// Opens the gap at `from` and not behind the largest object, since later objects have come from another source.
+    pub fn open_at(&mut self, data: &Track, from: Location) {
         let until = self.until.map(|group| Location { group, object: 0 });
         match self.from.zip(until).map(|(from, until)| data.first_missing(from, until)) {
             Some(None) => {}
             _ if self.from.is_some() => return,
             _ => self.known = data.known_from(),
         }
-        self.from = Some(Location { object: last.object.saturating_add(1), ..last });
+        self.from = Some(from);
         self.until = None;
         data.missed_before(None);
     }

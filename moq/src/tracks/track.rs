@@ -256,10 +256,10 @@ impl Track {
     }
 
     /// Returns the first location from `from` on, and before `end`, whose object the cache may lack. Groups count as
-    /// complete if all their subgroups have ended without a reset.
+    /// complete if all their subgroups have ended without a reset. Groups that the cache has dropped are not counted.
     pub fn first_missing(&self, from: Location, end: Location) -> Option<Location> {
         let state = self.state.lock();
-        let mut at = from;
+        let mut at = from.max(Location { group: state.dropped_below, object: 0 });
         while at < end {
             let Some(group) = state.groups.get(&at.group) else { return Some(at) };
             let unfinished =
@@ -288,6 +288,12 @@ impl Track {
     /// Returns the largest location of the objects that arrived. Locations that publishers reported do not count.
     pub fn last_seen(&self) -> Option<Location> {
         self.state.lock().largest
+    }
+
+    /// Returns the location behind the largest object that arrived. `None` if nothing has arrived.
+    pub fn position(&self) -> Option<Location> {
+        let last = self.last_seen()?;
+        Some(Location { object: last.object.saturating_add(1), ..last })
     }
 
     /// Records the largest location that a publisher reported in SUBSCRIBE_OK or PUBLISH.

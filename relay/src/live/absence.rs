@@ -159,7 +159,7 @@ impl LiveTrack {
         let unfinished = Unfinished::new(Arc::clone(&silent));
         // If the silent publisher was the leading one, the next publisher in the list becomes the leading one.
         if let Some(first) = upstreams.first().filter(|_| place == 0) {
-            first.lead();
+            self.lead(first);
         }
         self.forwarding.lock().choose(&upstreams);
         match upstreams.first() {
@@ -183,7 +183,7 @@ impl LiveTrack {
         }
         if upstream.is_rival() {
             let largest = self.data.largest().map_or(group, |largest| largest.group);
-            if largest.abs_diff(group) > GROUP_SLACK {
+            if largest.abs_diff(group) > GROUP_SLACK && !self.overtake(upstream, group > largest, now) {
                 upstream.stand_by();
                 let upstreams = self.upstreams.lock();
                 self.forwarding.lock().choose(&upstreams);
@@ -207,6 +207,20 @@ impl LiveTrack {
             is_behind
         });
         if anew { Numbering::Anew } else { Numbering::Follows }
+    }
+
+    /// Gives up the earlier sources of the track if they and `upstream` are relays, and `upstream` is far ahead: relays
+    /// pass on the group IDs of the publisher, so the earlier ones lag behind. Returns whether `upstream` leads now.
+    fn overtake(&self, upstream: &UpstreamTrack, is_ahead: bool, now: Instant) -> bool {
+        let mut earlier = self.upstreams();
+        earlier.truncate(earlier.iter().position(|other| std::ptr::eq(&**other, upstream)).unwrap_or(0));
+        let are_relays = upstream.passes_on() && earlier.iter().all(|other| other.passes_on());
+        if is_ahead && are_relays {
+            for other in &earlier {
+                self.supersede(other, Duration::ZERO, now);
+            }
+        }
+        !upstream.is_rival()
     }
 
     /// Forgets all groups of the track. Subscriptions continue with the next group, whatever its ID is.
@@ -433,5 +447,32 @@ mod tests {
         assert!(track.supersede(&first, WAIT, now) && !track.supersede(&first, WAIT, now));
         assert!(!second.is_rival() && !second.stands_by() && !track.is_waiting());
         assert_eq!(track.place(&second, 7, now), Numbering::Follows, "nothing has come before");
+    }
+
+    #[test]
+    fn relay_that_is_far_ahead_of_the_others_replaces_them() {
+        let now = Instant::now();
+        for (is_upstream, group, numbering) in [
+            (true, 99, Numbering::Follows),
+            (true, 41, Numbering::StandsBy),
+            (false, 99, Numbering::StandsBy),
+        ] {
+            let track = track(now);
+            let source = |session| {
+                let connection = Weak::new();
+                let place = UpstreamSession { session, is_upstream, is_relay: false, connection };
+                UpstreamTrack::new(place, 1, false)
+            };
+            let [(first, _first_asks), (second, mut asks)] = [source(1), source(2)];
+            track.add_upstream(Arc::clone(&first), None, now);
+            track.data.add_datagram(object(70, now), &Arc::default()).unwrap();
+            track.add_upstream(Arc::clone(&second), None, now);
+            assert_eq!(track.place(&second, group, now), numbering, "{is_upstream} {group}");
+            let leads = numbering == Numbering::Follows;
+            assert_eq!((second.is_rival(), track.has_source(&first)), (!leads, !leads));
+            assert_eq!(track.gap.state.lock().from(), leads.then_some(Location { group: 70, object: 1 }));
+            let ask = if leads { UpstreamRequest::FillGap } else { UpstreamRequest::Forward(false) };
+            assert_eq!(asks.try_recv(), Ok(ask));
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Fills the gap of a track: the objects that it missed while its source was away or changed
 //! (docs/notes/design/0052-gaps.md).
 //!
-//! A gap is *open* from the time at which a track gets another source. A session with that source asks for the missing
+//! A gap is *open* from the time at which a track gets another source, or at which the source that it has beside a
+//! failing one begins to lead. A session with that source asks for the missing
 //! objects by FETCH, one session at a time, and adds them with a [`GapFill`]. The gap is closed when the source has
 //! answered. If the session ends before, it stays open for the next source.
 
@@ -17,7 +18,7 @@ use millrace_moq::{
 };
 
 use super::{LiveTrack, copies::OrphanedSubgroup};
-use crate::upstream::UpstreamTrack;
+use crate::upstream::{UpstreamRequest, UpstreamTrack};
 use millrace_transport::Outbox;
 
 impl LiveTrack {
@@ -29,6 +30,23 @@ impl LiveTrack {
     /// Reports whether `upstream` publishes the track.
     pub fn has_source(&self, upstream: &Arc<UpstreamTrack>) -> bool {
         self.upstreams.lock().iter().any(|other| Arc::ptr_eq(other, upstream))
+    }
+
+    /// Makes `first` the leading publisher, since the earlier ones are gone, and lets it fill the gap that they leave.
+    pub(super) fn lead(&self, first: &UpstreamTrack) {
+        let from = first.lead(self.data.position());
+        // What this publisher has sent is not missing, so nothing may be between the two.
+        let begun = first.begun().map(|group| Location { group, object: 0 });
+        let is_missing =
+            |from: &Location| begun.is_none_or(|begun| self.data.first_missing(*from, begun).is_some());
+        let mut gap = self.gap.state.lock();
+        if let Some(from) = from.filter(is_missing) {
+            gap.open_at(&self.data, from);
+        }
+        // A gap that was open before was to be filled by a publisher that is gone.
+        if gap.from().is_some() {
+            first.ask(UpstreamRequest::FillGap);
+        }
     }
 
     /// Closes the gap, and ends the subgroups that were kept for another source.

@@ -13,7 +13,8 @@ use crate::{
     upstream::UpstreamTrack,
 };
 
-/// How long the first stream of a new source is waited for, and then the end of streams of the lost ones.
+/// How long the first stream of a new source is waited for if that has named its largest location, and then the end of
+/// streams of the lost ones.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How often the relay checks whether a source from which the track moves away still answers.
 const LOOKS: Duration = Duration::from_secs(1);
@@ -38,9 +39,11 @@ impl Publications {
     /// that the publisher named.
     pub(super) async fn fill_gap(&self, published: &PublishedTrack, claimed: Option<Location>) {
         let PublishedTrack { track, upstream } = published;
+        let patience = claimed.map_or(self.context.hub().cache.limits().age, |_| PATIENCE);
+        let _ = timeout(patience, upstream.until_begun()).await; // Without a stream, the location that was named counts.
         let _one_at_a_time = track.gap.filling.lock().await;
-        let first = timeout(PATIENCE, upstream.first_group()).await.ok().flatten();
-        let Some(group) = first.into_iter().chain(claimed.map(|claimed| claimed.group)).min() else { return };
+        let begun = upstream.begun().into_iter();
+        let Some(group) = begun.chain(claimed.map(|claimed| claimed.group)).min() else { return };
         if !track.has_source(upstream) {
             return; // The gap is the next source's.
         }

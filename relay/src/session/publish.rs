@@ -464,16 +464,7 @@ impl Publications {
             self.context.hub().track_established(&published.track);
         }
         if published.track.gap.is_open() {
-            let family = Arc::clone(self);
-            let published = published.clone();
-            self.context.spawn(async move {
-                // Nothing is added any more once the publisher's right has ended.
-                tokio::select! {
-                    () = family.fill_gap(&published, largest) => {}
-                    () = published.upstream.revoked() => {}
-                }
-                Ok(())
-            });
+            self.begin_fill(&published, largest);
         }
         let ended = SubscriptionEnd::new(code::Done::INTERNAL_ERROR, "the publisher is gone");
         let ended = SubscriptionEnd { absent: true, ..ended };
@@ -481,6 +472,21 @@ impl Publications {
         let adopted =
             Adopted { family: Arc::clone(self), published, ended, rights, rivals, _claim: claim, _use };
         Ok((adopted, asks))
+    }
+
+    /// Starts a task that asks the publisher for what the track has missed. `claimed` is the largest location that the
+    /// publisher named.
+    fn begin_fill(self: &Arc<Self>, published: &PublishedTrack, claimed: Option<Location>) {
+        let family = Arc::clone(self);
+        let published = published.clone();
+        self.context.spawn(async move {
+            // Nothing is added any more once the publisher's right has ended.
+            tokio::select! {
+                () = family.fill_gap(&published, claimed) => {}
+                () = published.upstream.revoked() => {}
+            }
+            Ok(())
+        });
     }
 }
 
@@ -622,6 +628,7 @@ impl Adopted {
                         let parameters = Parameters { forward: Some(forward), ..Parameters::default() };
                         updates.send(&self.family.context, send, parameters).await?;
                     }
+                    Some(UpstreamRequest::FillGap) => self.family.begin_fill(&self.published, None),
                     Some(UpstreamRequest::Cancel) | None => return Ok(None),
                 },
                 () = &mut watching => {}
