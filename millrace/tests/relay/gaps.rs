@@ -157,17 +157,39 @@ async fn copy_of_a_group_that_comes_after_its_source_was_lost_continues_the_same
     scene.subscriber.expect_no_stream().await;
 }
 
-/// Objects that the publisher does not know any more are missing, and the subgroup that they belong to is incomplete.
+/// Objects that the publisher does not know at the third FETCH are missing, and the subgroup that they belong to is
+/// incomplete.
 #[tokio::test]
 async fn unknown_objects_of_a_gap_end_their_subgroup_as_incomplete() {
     let mut scene = Scene::with_publisher_back(at(1003, 1)).await;
     publish_group(&scene.again, 5, 1003).await;
     scene.expect_group(1003).await;
-    let fetch = expect_fetch(&mut scene.again, at(1000, 1), at(1002, u64::MAX)).await;
-    serve(&scene.again, fetch, &[Item::Unknown(at(1001, 9)), object(1002, 0), object(1002, 1)]).await;
-    expect_group(&mut scene.subscriber, 1002).await;
+    for attempt in 0..3 {
+        let fetch = expect_fetch(&mut scene.again, at(1000, 1), at(1002, u64::MAX)).await;
+        serve(&scene.again, fetch, &[Item::Unknown(at(1001, 9)), object(1002, 0), object(1002, 1)]).await;
+        if attempt == 0 {
+            expect_group(&mut scene.subscriber, 1002).await;
+        }
+    }
     assert_eq!(scene.broken.all().await, (vec![], PeerStreamEnd::Reset));
     scene.subscriber.expect_no_stream().await;
+}
+
+/// A source may be a relay that is about to get the objects.
+#[tokio::test]
+async fn unknown_objects_of_a_gap_are_fetched_again() {
+    let mut scene = Scene::with_publisher_back(at(1002, 1)).await;
+    publish_group(&scene.again, 5, 1002).await;
+    scene.expect_group(1002).await;
+    let fetch = expect_fetch(&mut scene.again, at(1000, 1), at(1001, u64::MAX)).await;
+    serve(&scene.again, fetch, &[Item::Unknown(at(1000, u64::MAX)), object(1001, 0), object(1001, 1)]).await;
+    scene.expect_group(1001).await;
+    let fetch = expect_fetch(&mut scene.again, at(1000, 1), at(1001, u64::MAX)).await;
+    serve(&scene.again, fetch, &[object(1000, 1), object(1001, 0), object(1001, 1)]).await;
+    assert_eq!(scene.broken.all().await, (vec![1], PeerStreamEnd::Fin));
+    scene.subscriber.expect_no_stream().await;
+    let status = scene.relay.until("its counters", |status| status.totals.gap_objects == 3).await;
+    assert_eq!(status.totals.gaps_asked, 2);
 }
 
 #[tokio::test]

@@ -1,7 +1,12 @@
 //! A FETCH response as a source for the data plane. It stores its object headers itself, and reads payloads from the
 //! cache.
 
-use std::{collections::VecDeque, ops::RangeInclusive, sync::Arc, time::Instant};
+use std::{
+    collections::VecDeque,
+    ops::RangeInclusive,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use millrace_quic::plane::source::{Source, SourceEnd, SourceExtent};
@@ -105,6 +110,13 @@ pub struct FetchEntry {
     pub payload: PayloadPlace,
 }
 
+impl FetchEntry {
+    /// Makes the item for a range without objects, up to `last`.
+    fn absent(last: Location, end: RangeEnd) -> Self {
+        Self { item: FetchItem::Range { last, end }, payload: PayloadPlace::Owned(Bytes::new()) }
+    }
+}
+
 impl FetchResponse {
     /// Makes an empty response to the FETCH with this request ID. It begins with `preamble`, which all streams to this
     /// subscriber have, and FETCH_HEADER. `on_acknowledged` is called when the peer has acknowledged bytes, possibly
@@ -145,8 +157,7 @@ impl FetchResponse {
 
     /// Appends a range without objects, from the location after the previous item up to and including `last`.
     pub fn push_absent(&self, last: Location, end: RangeEnd) {
-        let item = FetchItem::Range { last, end };
-        self.push(FetchEntry { item, payload: PayloadPlace::Owned(Bytes::new()) });
+        self.push(FetchEntry::absent(last, end));
     }
 
     /// Marks the response as complete.
@@ -229,26 +240,43 @@ pub enum Readiness {
     Ready,
 }
 
+/// Streams of different groups may overtake each other. A group may be on its way if the cache has a later one that
+/// began a short time ago.
+#[derive(Clone, Copy, Debug)]
+pub struct Overtaking {
+    /// The present time.
+    pub now: Instant,
+    /// How long after a group's beginning an earlier group may still begin.
+    pub late: Duration,
+}
+
+impl Overtaking {
+    /// Reports whether a group that the cache lacks may be on its way, if `next` is the one after it.
+    fn is_awaited(self, next: &CachedGroup) -> bool {
+        self.now.saturating_duration_since(next.first_at) < self.late
+    }
+}
+
 /// Returns whether all objects between `first` and `last`, inclusive, have arrived, as far as the cache covers this
 /// range.
-pub fn readiness(track: &Track, first: Location, last: Location) -> Readiness {
+pub fn readiness(track: &Track, first: Location, last: Location, overtaking: Overtaking) -> Readiness {
     let nothing_held = Location { object: last.object.saturating_add(1), ..last };
     let first = track.known_from().map_or(nothing_held, |known| known.max(first));
     let range = FetchRange { first, last, oldest: None, default_priority: 0 };
     let mut readiness = Readiness::Ready;
-    let unfinished = track.visit(first.group, last.group, GroupOrder::Ascending, |id, group| {
-        if !group.is_open() {
-            return None;
-        }
-        if range.is_arriving(id, group) {
-            return Some(());
-        }
-        if range.misses_some(id, group) {
+    let mut expected = first.group;
+    let unfinished = track.visit(first.group, u64::MAX, GroupOrder::Ascending, |id, group| {
+        let is_skipped = expected < id && expected <= last.group && overtaking.is_awaited(group);
+        expected = id.saturating_add(1);
+        if is_skipped || range.is_unfinished(id, group) || range.misses_some(id, group) {
             readiness = Readiness::Gaps;
         }
-        None
+        match id > last.group {
+            true => Some(false),
+            false => range.is_arriving(id, group).then_some(true),
+        }
     });
-    if unfinished.is_some() { Readiness::Unfinished } else { readiness }
+    if unfinished == Some(true) { Readiness::Unfinished } else { readiness }
 }
 
 /// An iteration over the cached objects of a range, which returns a few objects at a time.
@@ -281,8 +309,10 @@ impl FetchWalk {
         Self { first, last, order, at: (first <= last).then_some(at) }
     }
 
-    /// Returns the next objects, at most `max`. The track may have changed since the previous call.
-    pub fn next(&mut self, track: &Track, now: Instant, max: usize) -> WalkStep {
+    /// Returns the next objects, at most `max`. The track may have changed since the previous call. In ascending order,
+    /// ranges whose objects have not arrived in time are returned, too.
+    pub fn next(&mut self, track: &Track, overtaking: Overtaking, max: usize) -> WalkStep {
+        let now = overtaking.now;
         let nothing_held = Location { object: self.last.object.saturating_add(1), ..self.last };
         let held_from = track.known_from().unwrap_or(nothing_held);
         let Some(at) = self.at else { return WalkStep::Done };
@@ -297,14 +327,31 @@ impl FetchWalk {
             oldest: track.max_cache_duration().and_then(|duration| now.checked_sub(duration)),
             default_priority: track.default_priority(),
         };
-        let (low, high) = match self.order {
-            GroupOrder::Ascending => (at.group, self.last.group),
-            GroupOrder::Descending => (self.first.group.max(held_from.group), at.group),
+        let is_ascending = self.order == GroupOrder::Ascending;
+        let (low, high) = match is_ascending {
+            true => (at.group, u64::MAX),
+            false => (self.first.group.max(held_from.group), at.group),
         };
+        let mut expected = at.group;
+        let last = self.last;
         let found = track.visit(low, high, self.order, |id, group| {
+            let is_skipped = is_ascending && expected < id && expected <= last.group;
+            expected = id.saturating_add(1);
+            let late = |last| FetchEntry::absent(last, RangeEnd::TimedOut);
+            let mut items = Vec::new();
+            if is_skipped && overtaking.is_awaited(group) {
+                items.push(late(previous_location(Location { group: id, object: 0 }).min(last)));
+            }
+            if id > last.group {
+                return Some((last.group, items, None));
+            }
             let from = if id == at.group { at.object } else { 0 };
             let (objects, more) = range.walk_group(id, group, from, max);
-            (!objects.is_empty() || more.is_some()).then_some((id, objects, more))
+            items.extend(objects);
+            if is_ascending && more.is_none() && range.is_unfinished(id, group) {
+                items.push(late(Location { group: id, object: u64::MAX }));
+            }
+            (!items.is_empty() || more.is_some()).then_some((id, items, more))
         });
         match found {
             Some((id, objects, more)) => {
@@ -375,10 +422,15 @@ impl FetchRange {
         })
     }
 
-    /// Reports whether the cached group lacks any object ID of the range. It is false if the range covers the group's
-    /// end, because the number of objects is then unknown.
+    /// Reports whether the range covers the end of this cached group, and more of the group may arrive.
+    fn is_unfinished(&self, id: u64, group: &CachedGroup) -> bool {
+        id <= self.last.group && *self.ids(id).end() == u64::MAX && group.is_open()
+    }
+
+    /// Reports whether the cached group is open and lacks any object ID of the range. It is false if the range covers
+    /// the group's end, because the number of objects is then unknown.
     fn misses_some(&self, id: u64, group: &CachedGroup) -> bool {
-        if id != self.last.group {
+        if id != self.last.group || !group.is_open() {
             return false;
         }
         let ids = self.ids(id);

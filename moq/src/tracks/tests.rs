@@ -16,7 +16,7 @@ use super::{
     RESET_CODES,
     account::{Account, CacheShare},
     cache::{CacheLimits, TrackCache},
-    fetch::{FetchEntry, FetchResponse, FetchWalk, Readiness, WalkStep, readiness},
+    fetch::{FetchEntry, FetchResponse, FetchWalk, Overtaking, Readiness, WalkStep, readiness},
     subgroup::{SubgroupReceiver, SubgroupStream},
     track::{CachedDatagram, Duplicate, SUBGROUP_COST, Track},
     view::SubgroupView,
@@ -24,7 +24,7 @@ use super::{
 use crate::{
     Draft, FetchItem, GroupOrder, Location, Namespace, ObjectDatagram, ObjectParser, Properties, Status,
     StreamHeader, SubgroupHeader, SubgroupId, TrackName, code,
-    data::{FetchParser, encode_object_header},
+    data::{FetchParser, RangeEnd, encode_object_header},
     property::TrackProperties,
 };
 
@@ -451,7 +451,12 @@ fn group_stores_each_of_many_datagrams_once() {
     assert_eq!(track.held().objects as u64, COUNT);
 }
 
-/// Iterates over a range, a few objects at a time. Returns all objects, and the ranges that the cache does not cover.
+/// Groups that follow later than 100 ms after another one are not awaited.
+fn at(now: Instant) -> Overtaking {
+    Overtaking { now, late: Duration::from_millis(100) }
+}
+
+/// Iterates over a range, a few objects at a time. Returns all items, and the ranges that the cache does not cover.
 fn walk(
     track: &Track,
     first: Location,
@@ -464,9 +469,10 @@ fn walk(
     let mut missing = Vec::new();
     let mut walk = FetchWalk::new(first, last, order);
     loop {
-        match walk.next(track, now, max) {
+        match walk.next(track, at(now), max) {
             WalkStep::Objects(some) => {
-                assert!(some.len() <= max);
+                let is_object = |entry: &&FetchEntry| matches!(entry.item, FetchItem::Object(_));
+                assert!(some.iter().filter(is_object).count() <= max);
                 objects.extend(some);
             }
             WalkStep::Missing(from, to) => missing.push((from, to)),
@@ -487,6 +493,8 @@ fn fetch_merges_subgroups_and_datagrams_by_object() {
     let mut odd = begin(&track, now, 1, SubgroupId::Explicit(1));
     push(&track, &mut even, now, &objects([0, 2, 4], 30));
     push(&track, &mut odd, now, &objects([1, 5], 40));
+    even.finish(now).unwrap();
+    odd.finish(now).unwrap();
     track.add_datagram(datagram(1, 3, now), &Arc::default()).unwrap();
     let mut next = begin(&track, now, 2, SubgroupId::Zero);
     push(&track, &mut next, now, &objects(0..2, 20));
@@ -548,9 +556,9 @@ fn fetch_waits_for_a_partial_object_and_skips_uncached_ones() {
     let mut six = begin(&track, now, 6, SubgroupId::Zero);
     let raw = objects(0..1, 30);
     push(&track, &mut six, now, &raw[..10]);
-    assert_eq!(readiness(&track, range.0, range.1), Readiness::Unfinished);
+    assert_eq!(readiness(&track, range.0, range.1, at(now)), Readiness::Unfinished);
     push(&track, &mut six, now, &raw[10..]);
-    assert_eq!(readiness(&track, range.0, range.1), Readiness::Ready);
+    assert_eq!(readiness(&track, range.0, range.1, at(now)), Readiness::Ready);
     for order in [GroupOrder::Ascending, GroupOrder::Descending] {
         let (objects, missing) = walk(&track, range.0, range.1, order, now, 10);
         assert_eq!(
@@ -569,7 +577,7 @@ fn fetch_range_has_gaps_while_the_subgroups_of_its_group_are_unfinished() {
     let mut later = begin(&track, now, 1, SubgroupId::Explicit(1));
     push(&track, &mut urgent, now, &objects([0, 2, 4], 30));
     push(&track, &mut later, now, &objects([1], 30));
-    let readiness_to = |last| readiness(&track, Location::new(1, 0), Location::new(1, last));
+    let readiness_to = |last| readiness(&track, Location::new(1, 0), Location::new(1, last), at(now));
     let count_to = |last| {
         let range = (Location::new(1, 0), Location::new(1, last));
         walk(&track, range.0, range.1, GroupOrder::Ascending, now, 2).0.len()
@@ -579,6 +587,49 @@ fn fetch_range_has_gaps_while_the_subgroups_of_its_group_are_unfinished() {
     urgent.finish(now).unwrap();
     later.finish(now).unwrap();
     assert_eq!((readiness_to(4), count_to(4)), (Readiness::Ready, 4));
+}
+
+/// Returns the locations of a response's items, and whether each is a range that did not arrive in time.
+fn items(objects: &[FetchEntry]) -> Vec<(u64, u64, bool)> {
+    let item = |entry: &FetchEntry| match &entry.item {
+        FetchItem::Object(object) => (object.location.group, object.location.object, false),
+        FetchItem::Range { last, end } => (last.group, last.object, *end == RangeEnd::TimedOut),
+    };
+    objects.iter().map(item).collect()
+}
+
+#[test]
+fn fetch_says_which_objects_of_earlier_groups_may_still_arrive() {
+    const END: u64 = u64::MAX;
+    let track = track();
+    let now = Instant::now();
+    let mut first = begin(&track, now, 1, SubgroupId::Zero);
+    push(&track, &mut first, now, &objects(0..2, 30));
+    // Group 2 has not begun.
+    for group in 3..5 {
+        let mut writer = begin(&track, now, group, SubgroupId::Zero);
+        push(&track, &mut writer, now, &objects(0..1, 30));
+        writer.finish(now).unwrap();
+    }
+    let to = |first: (u64, u64), last: (u64, u64), now| {
+        let [first, last] = [first, last].map(|(group, object)| Location::new(group, object));
+        let (objects, missing) = walk(&track, first, last, GroupOrder::Ascending, now, 10);
+        assert_eq!(missing, []);
+        (readiness(&track, first, last, at(now)), items(&objects))
+    };
+    let rest_of_1 = (1, END, true);
+    let late_2 = (2, END, true);
+    let of_1 = [(1, 0, false), (1, 1, false)];
+    let (gaps, ready) = (Readiness::Gaps, Readiness::Ready);
+    assert_eq!(to((1, 0), (1, 1), now), (ready, of_1.to_vec()));
+    assert_eq!(to((1, 0), (1, END), now), (gaps, vec![of_1[0], of_1[1], rest_of_1]));
+    assert_eq!(to((1, 1), (3, 0), now), (gaps, vec![of_1[1], rest_of_1, late_2, (3, 0, false)]));
+    assert_eq!(to((2, 3), (2, 9), now), (gaps, vec![(2, 9, true)]));
+    assert_eq!(to((3, 0), (4, 0), now), (ready, vec![(3, 0, false), (4, 0, false)]));
+    first.finish(now).unwrap();
+    let later = now + Duration::from_millis(100);
+    assert_eq!(to((1, 1), (3, 0), now), (gaps, vec![of_1[1], late_2, (3, 0, false)]));
+    assert_eq!(to((1, 1), (3, 0), later), (ready, vec![of_1[1], (3, 0, false)]));
 }
 
 #[test]

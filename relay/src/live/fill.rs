@@ -27,6 +27,11 @@ impl LiveTrack {
         self.is_established() || self.is_waiting()
     }
 
+    /// Reports whether objects of the track may come from several sources, of which one may be late.
+    pub fn moves(&self) -> bool {
+        self.gap.is_open() || self.upstreams.lock().len() > 1
+    }
+
     /// Reports whether `upstream` publishes the track.
     pub fn has_source(&self, upstream: &Arc<UpstreamTrack>) -> bool {
         self.upstreams.lock().iter().any(|other| Arc::ptr_eq(other, upstream))
@@ -192,12 +197,13 @@ impl GapFill {
         self.hold(OrphanedSubgroup::new(writer, code::Reset::INTERNAL_ERROR, settle));
     }
 
-    /// Handles a range up to `last` whose objects the source does not know. Its subgroups end as incomplete.
+    /// Handles a range up to `last` whose objects the source does not know yet. Its subgroups are kept until the gap is
+    /// closed.
     pub fn skip(&mut self, last: Location, now: Instant) {
         self.finish_before(self.at.group, now);
         let behind = self.open.split_off(&(last.group.saturating_add(1), 0));
         let unknown = std::mem::replace(&mut self.open, behind);
-        self.release(unknown, None);
+        self.release(unknown, Some(now));
         (self.at, self.arriving) = (last, None);
     }
 

@@ -16,11 +16,13 @@ use crate::{
 /// How long the first stream of a new source is waited for if that has named its largest location, and then the end of
 /// streams of the lost ones.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How often the relay checks whether a source from which the track moves away still answers.
+/// How often the relay checks whether a source from which the track moves away still answers, and asks again.
 const LOOKS: Duration = Duration::from_secs(1);
 /// After how many checks in a row without an answer its part is fetched as well.
 const MISSES: u32 = 2;
-/// The most bytes that are fetched for one gap, if that is no more than a quarter of the cache.
+/// The most FETCHes for one gap, while the source does not know all of it.
+const ATTEMPTS: u32 = 3;
+/// The most bytes that are fetched at once for a gap, if that is no more than a quarter of the cache.
 const MAX_BYTES: usize = 64 << 20;
 /// The bytes that an object counts for in addition to its payload and properties. Each object may need a stream of its
 /// own to each subscriber, so their number is limited by this.
@@ -60,14 +62,15 @@ impl Publications {
         {
             return; // Another session has filled the gap, or the next source will.
         }
-        let Some(missing) = track.missing_before(group) else { return track.end_gap(group, true) };
+        if track.missing_before(group).is_none() {
+            return track.end_gap(group, true);
+        }
         if track.subscription_count() == 0 || !track.gap.state.lock().may_ask(std::time::Instant::now()) {
             return track.end_gap(group, false);
         }
         let _place = self.gaps.acquire().await;
         let counters = &self.context.hub().counters;
-        OperatorCounters::count(&counters.gaps_asked);
-        let filled = self.fetch_missing(published, missing, group, &silent).await;
+        let filled = self.fetch_gap(published, group, &silent).await;
         let session = self.context.id();
         let is_over = self.context.connection().quic.close_reason().is_some() || !track.has_source(upstream);
         if filled.is_err() && is_over {
@@ -75,7 +78,7 @@ impl Publications {
         }
         match filled {
             Ok((objects, is_whole)) => {
-                info!(session, track = %track.name().typed(), from = ?missing.0, group, objects, is_whole, "fetched the objects that the track missed while its source was away");
+                info!(session, track = %track.name().typed(), group, objects, is_whole, "fetched the objects that the track missed while its source was away");
                 track.end_gap(group, is_whole);
             }
             Err(error) => {
@@ -111,6 +114,29 @@ impl Publications {
             }
             sleep(LOOKS).await;
         }
+    }
+
+    /// Fetches what the track has missed before `group`, again if the source does not know all of it yet. Returns the
+    /// number of objects that were added, and whether the source knew the whole range.
+    async fn fetch_gap(
+        &self,
+        published: &PublishedTrack,
+        group: u64,
+        silent: &[Arc<UpstreamTrack>],
+    ) -> Result<(u64, bool), GapError> {
+        let mut added = 0;
+        let mut attempts = 0;
+        while let Some(missing) = published.track.missing_before(group) {
+            OperatorCounters::count(&self.context.hub().counters.gaps_asked);
+            let (objects, is_whole) = self.fetch_missing(published, missing, group, silent).await?;
+            added += objects;
+            attempts += 1;
+            if is_whole || attempts == ATTEMPTS {
+                return Ok((added, is_whole));
+            }
+            sleep(LOOKS).await;
+        }
+        Ok((added, true))
     }
 
     /// Fetches the objects of `missing`, all before `group`, and adds them to the track. Returns their number, and

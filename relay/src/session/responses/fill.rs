@@ -6,7 +6,7 @@ use millrace_moq::{
     FetchItem, Location, Parameters, code,
     data::RangeEnd,
     message::{FetchOk, RequestError},
-    tracks::fetch::{FetchEntry, FetchWalk, PayloadPlace, Readiness, WalkStep, readiness},
+    tracks::fetch::{FetchEntry, FetchWalk, Overtaking, PayloadPlace, Readiness, WalkStep, readiness},
 };
 use tokio::time::{sleep, timeout, timeout_at};
 use tracing::debug;
@@ -18,6 +18,9 @@ use crate::hub::{FetchAnswer, FetchPiece, FetchedObjects};
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a FETCH waits for missing objects that may be on their way.
 const GAP_TIMEOUT: Duration = Duration::from_millis(300);
+/// How long after a group's beginning an earlier group may still begin, if the track has one source. If it has several,
+/// they may be any time apart.
+const LATE_GROUPS: Duration = Duration::from_secs(1);
 /// The shortest time between two checks of the cache for new objects. Media arrives in many small pieces, and each
 /// would cause a check.
 const LOOKS: Duration = Duration::from_millis(10);
@@ -94,8 +97,13 @@ impl UnderWay {
         let data = &self.range.track.data;
         match data.known_from().is_some_and(|known| known <= last) && data.largest() < Some(last) {
             true => Readiness::Unfinished,
-            false => readiness(data, self.range.first, last),
+            false => readiness(data, self.range.first, last, self.overtaking()),
         }
+    }
+
+    fn overtaking(&self) -> Overtaking {
+        let late = if self.range.track.moves() { Duration::MAX } else { LATE_GROUPS };
+        Overtaking { now: Instant::now(), late }
     }
 
     /// Adds the objects to the response as fast as the subscriber acknowledges them.
@@ -122,7 +130,7 @@ impl UnderWay {
     async fn fill_from_cache(&self, mut walk: FetchWalk) -> Result<(), FillError> {
         loop {
             self.room().await;
-            match walk.next(&self.range.track.data, Instant::now(), BATCH) {
+            match walk.next(&self.range.track.data, self.overtaking(), BATCH) {
                 WalkStep::Objects(objects) => {
                     self.fetched(objects.iter().map(payload_len).sum());
                     objects.into_iter().for_each(|object| self.response.push(object));
