@@ -20,6 +20,7 @@ mod error;
 mod filter;
 pub mod hang;
 mod hops;
+pub mod incomplete;
 pub mod loc;
 pub mod location;
 pub mod message;

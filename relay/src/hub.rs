@@ -2,7 +2,6 @@
 
 mod announced;
 mod catalogs;
-mod counters;
 mod namespaces;
 mod pages;
 mod publisher;
@@ -26,6 +25,7 @@ use millrace_moq::{
 };
 use millrace_relay_cluster::RouteTable;
 use millrace_relay_status as status;
+pub use millrace_relay_status::OperatorCounters;
 use parking_lot::{Mutex, RwLock};
 use tokio::{
     sync::mpsc,
@@ -35,7 +35,6 @@ use tokio::{
 use self::pages::Pages;
 pub use self::{
     announced::{RelayRegistration, RoutePublication},
-    counters::OperatorCounters,
     namespaces::{NamespaceEvent, NamespaceWatch, Publication, Publishers},
     publisher::{
         FetchAnswer, FetchPiece, FetchedObjects, Fetching, HubPublisher, NamespaceSeeker, Requester,

@@ -16,10 +16,9 @@
 //! | `subscription` | which subgroups are sent to one subscriber, and on which streams |
 //! | `ladders` | which renditions stand for each other: [`AdaptiveMode`] |
 //! | `delays` | how long media may wait for a subscriber: [`Delays`] |
-//! | `upstream`, `reconnect` | one publisher of a track; how long the relay waits before it connects to its upstream relay again |
+//! | `upstream` | one publisher of a track |
 //! | `millrace-relay-cluster` | the routes between relays: `hub::routes` keeps them, `session::mesh` sends and receives them |
 //! | `directory` | the store in which relays look up namespaces, instead of announcing them: [`NamespaceDirectory`]; `server::on_demand` connects |
-//! | `incomplete` | how many bytes of incomplete messages a session may send |
 //! | [`LogLimit`] | how many log lines peers may cause: a layer for the log subscriber of a program that embeds a relay |
 //! | `wire` | control messages on QUIC streams, and the reason why a session ends |
 //! | [`access`] | decisions about requests: rules, tokens, certificates, budgets |
@@ -112,10 +111,8 @@ mod delays;
 mod directory;
 mod engine;
 mod hub;
-mod incomplete;
 mod ladders;
 mod live;
-mod reconnect;
 mod report;
 mod server;
 mod session;

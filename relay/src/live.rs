@@ -43,6 +43,9 @@ use super::{
 };
 use millrace_access::policy::RightHolder;
 
+/// How long a decision to move a track keeps the answer of another relay, which was asked before, from counting.
+const MOVE: Duration = Duration::from_secs(2);
+
 /// A track with its publishers and subscriptions.
 ///
 /// # Order of calls
@@ -92,6 +95,8 @@ pub struct LiveTrack {
     /// since.
     paused_at: Mutex<Option<u64>>,
     owner: Mutex<Option<TrackOwner>>,
+    /// The session with the relay of the cluster at which the relay last decided to subscribe, and the time of this.
+    next: Mutex<Option<(u64, Instant)>>,
     /// The hops on the route by which the track is being requested from a relay of the cluster. Empty without such a
     /// request.
     asked: Mutex<Vec<HopId>>,
@@ -162,6 +167,7 @@ impl LiveTrack {
             group_request: Mutex::default(),
             paused_at: Mutex::default(),
             owner: Mutex::default(),
+            next: Mutex::default(),
             asked: Mutex::default(),
             catalog: ParsedCatalog::default(),
         }
@@ -232,6 +238,16 @@ impl LiveTrack {
         Some(TrackClaim { _owner: Some(claims), has_passed })
     }
 
+    /// Records that the track moves to the relay with this session.
+    pub fn moves_to(&self, session: u64) {
+        *self.next.lock() = Some((session, Instant::now()));
+    }
+
+    /// Reports whether the track has just moved on to another relay than that with this session.
+    pub fn has_moved_on(&self, session: u64) -> bool {
+        self.next.lock().is_some_and(|(next, at)| next != session && at.elapsed() < MOVE)
+    }
+
     /// Records that the track is being requested from a relay, by a route with these hops. There is one such request at
     /// a time.
     pub fn ask_by_way_of(self: &Arc<Self>, hops: Vec<HopId>) -> ClusterRequest {
@@ -285,6 +301,18 @@ impl LiveTrack {
         self.forwarding.lock().choose(&upstreams);
     }
 
+    /// Goes on with the publisher of a session from which the track was moving away. Returns false if there is none.
+    pub fn return_to(&self, session: u64) -> bool {
+        let Some(source) = self.upstreams().into_iter().find(|source| source.publisher == session) else {
+            return false;
+        };
+        source.stay();
+        self.hand_over_to(&source, None);
+        self.gap.state.lock().open(&self.data);
+        source.ask(UpstreamRequest::FillGap);
+        true
+    }
+
     /// Makes `new` take over from the publishers that the track moves away from. It takes over with the group after the
     /// newest group that any of them has begun, in userspace or the kernel. `largest` is the largest location of `new`.
     pub fn hand_over_to(&self, new: &Arc<UpstreamTrack>, largest: Option<Location>) {
@@ -318,15 +346,9 @@ impl LiveTrack {
         now: Instant,
     ) {
         let mut upstreams = self.upstreams.lock();
-        let Some(place) = upstreams.iter().position(|other| Arc::ptr_eq(other, upstream)) else {
+        if self.take_source(&mut upstreams, upstream).is_none() {
             return; // another publisher has taken over the track
-        };
-        upstreams.remove(place);
-        self.gap.lost(upstream);
-        if let Some(first) = upstreams.first().filter(|_| place == 0) {
-            self.lead(first);
         }
-        self.forwarding.lock().choose(&upstreams);
         if !upstreams.is_empty() {
             return;
         }

@@ -30,7 +30,7 @@ pub const RIVAL_PATIENCE: Duration = Duration::from_millis(500);
 ///   IDs *stands by* ([`Self::stand_by`]), and is asked for no objects until it leads.
 /// * *unnumbered* after [`Self::returns`], when the publisher takes over from another one, until [`Self::number`] has
 ///   seen its first group. Later groups wait on the lock of `returned` until then.
-/// * *leaving* ([`Self::leave`]), and *handed over* from a certain group on ([`Self::hand_over`]). The handover ends if
+/// * *leaving* ([`Self::leave`], [`Self::stay`]), and *handed over* from a certain group on ([`Self::hand_over`]). The handover ends if
 ///   the other subscription is dropped.
 /// * *revoked* for good ([`Self::revoke`]): its open streams end.
 ///
@@ -207,6 +207,13 @@ impl UpstreamTrack {
         self.leaving.store(true, Relaxed);
     }
 
+    /// Takes back [`Self::leave`]: the track returns to this publisher.
+    pub fn stay(&self) {
+        *self.handover.lock() = None;
+        self.first_group.send_replace(None);
+        self.leaving.store(false, Relaxed);
+    }
+
     pub fn is_leaving(&self) -> bool {
         self.leaving.load(Relaxed)
     }
@@ -267,7 +274,7 @@ impl UpstreamTrack {
     }
 
     /// Reports whether the publisher is a relay, which passes on what another publisher has sent.
-    pub fn passes_on(&self) -> bool {
+    fn passes_on(&self) -> bool {
         self.is_of_upstream || self.is_of_relay
     }
 
@@ -303,10 +310,14 @@ impl UpstreamTrack {
         decided
     }
 
-    /// Hands the track over to the subscription `to` from `group` on, as long as `to` exists.
+    /// Hands the track over to the subscription `to` from `group` on, as long as `to` exists. An earlier handover counts,
+    /// unless its subscription leaves as well.
     pub fn hand_over(&self, group: u64, to: &Arc<Self>) {
-        let handover = TrackHandover { group, to: Arc::downgrade(to), passed: false };
-        self.handover.lock().get_or_insert(handover);
+        let mut handover = self.handover.lock();
+        let earlier = handover.as_ref().and_then(|earlier| earlier.to.upgrade());
+        if earlier.is_none_or(|earlier| earlier.is_leaving()) {
+            *handover = Some(TrackHandover { group, to: Arc::downgrade(to), passed: false });
+        }
     }
 
     /// Reports whether `group` comes from the subscription that takes over from this one. Notes that this publisher has

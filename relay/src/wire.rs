@@ -12,13 +12,12 @@ use std::{
 use bytes::BytesMut;
 use millrace_moq::{
     DecodeError, Draft, EncodeError, Message, code,
+    incomplete::{HeldIncomplete, TooMuch},
     message::{GoAway, RequestUpdate},
 };
 use millrace_webtransport::{NotOurs, RecvStream, SendStream};
 use quinn::{ReadError, WriteError};
 use tokio::time::sleep_until;
-
-use crate::incomplete::{HeldIncomplete, TooMuch};
 
 /// Why a session or one of its streams ends.
 #[derive(Debug, thiserror::Error)]

@@ -4,13 +4,7 @@
 #include <bpf/bpf_helpers.h>
 #include "crypto_test.h"
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct crypto_case);
-	__uint(max_entries, 1);
-} cases SEC(".maps");
+BPF_MAP_FLAGS(ARRAY, cases, __u32, struct crypto_case, 1, BPF_F_MMAPABLE);
 
 SEC("tc")
 int crypto_run(struct __sk_buff *skb)

@@ -9,10 +9,11 @@ use millrace_moq::{
     message::{FetchKind, FetchOk},
 };
 
+use super::goaway::goaway;
 use super::groups::{expect_group, publish_group};
 use super::peer::{
-    PeerStreamEnd, ReceivedSubgroup, Rivals, TestPeer, TestRelay, at, first_subscriber, header, patiently, payload,
-    with_publisher,
+    PeerStreamEnd, ReceivedSubgroup, Rivals, TestPeer, TestRelay, at, first_subscriber, header, patiently,
+    payload, with_publisher,
 };
 use super::returns::silence;
 use super::sources::{edge_of, only_upstream, relay_behind_a_way};
@@ -260,7 +261,28 @@ async fn objects_that_only_a_silent_publisher_had_are_fetched_from_the_one_that_
 
 #[tokio::test]
 async fn objects_that_only_a_lost_publisher_had_are_fetched_from_the_one_that_leads_after_it() {
-    fetches_what_the_leading_publisher_owes(|publisher| publisher.session.close(code::Session::NO_ERROR, "")).await;
+    fetches_what_the_leading_publisher_owes(|publisher| publisher.session.close(code::Session::NO_ERROR, ""))
+        .await;
+}
+
+/// A publisher moves the subscription, answers, and never sends what it owes on the old one.
+#[tokio::test]
+async fn objects_that_a_leaving_source_does_not_deliver_are_fetched_from_the_next() {
+    let relay = TestRelay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, mut upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    publish_group(&publisher, 1, 1000).await;
+    expect_group(&mut subscriber, 1000).await;
+    relay.until_largest(at(1000, 1)).await;
+    upstream.send(goaway()).await.unwrap();
+    let _moved = accept(&mut publisher, &track, at(1002, 1)).await;
+    publish_group(&publisher, 5, 1002).await;
+    expect_group(&mut subscriber, 1002).await;
+    let fetch = expect_fetch(&mut publisher, at(1001, 0), at(1001, u64::MAX)).await;
+    serve(&publisher, fetch, &[object(1001, 0), object(1001, 1)]).await;
+    expect_group(&mut subscriber, 1001).await;
+    subscriber.expect_no_stream().await;
 }
 
 /// The second publisher has had every object since it joined, so it is asked for nothing.

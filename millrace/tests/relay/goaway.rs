@@ -8,7 +8,7 @@ use millrace_relay_daemon::config::UpstreamConfig;
 
 use super::peer::{PeerStreamEnd, TestPeer, TestRelay, first_subscriber, header, patiently, with_publisher};
 
-fn goaway() -> GoAway {
+pub fn goaway() -> GoAway {
     GoAway { uri: String::new(), timeout: 0, request_id: None }
 }
 

@@ -14,17 +14,31 @@ const REST: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub struct GapState {
     from: Option<Location>,
-    /// The first group that the source sends, once it is known.
-    until: Option<u64>,
+    /// The beginning of an earlier gap in which something may be missing still. The source at which it ended may lack
+    /// later objects itself.
+    earlier: Option<Location>,
     known: Option<Location>,
     /// Number of requests in a row without an answer, and the time of the last one.
     unanswered: u32,
     asked_at: Option<Instant>,
 }
 
+/// How a gap ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GapEnd {
+    /// A source has given everything in the gap that exists.
+    Filled,
+    /// Nothing is missing before the first group of the source.
+    Bridged,
+    /// Some of the objects in the gap did not come.
+    Unfilled,
+    /// The track starts over or ends.
+    Over,
+}
+
 impl GapState {
-    /// Opens the gap behind the largest object of the track, unless it is open already or nothing has arrived. The
-    /// cache does not answer for the gap from then on. An open gap in which nothing is missing is replaced.
+    /// Opens the gap behind the largest object of the track, or where the first object is missing since an earlier gap
+    /// began. The cache does not answer for the gap from then on. Does nothing if nothing has arrived.
     pub fn open(&mut self, data: &Track) {
         if let Some(from) = data.position() {
             self.open_at(data, from);
@@ -33,20 +47,12 @@ impl GapState {
 
     /// Opens the gap at `from` and not behind the largest object, since later objects have come from another source.
     pub fn open_at(&mut self, data: &Track, from: Location) {
-        let until = self.until.map(|group| Location { group, object: 0 });
-        match self.from.zip(until).map(|(from, until)| data.first_missing(from, until)) {
-            Some(None) => {}
-            _ if self.from.is_some() => return,
-            _ => self.known = data.known_from(),
+        if self.from.is_none() {
+            self.known = data.known_from();
         }
-        self.from = Some(from);
-        self.until = None;
+        let earlier = self.from.or(self.earlier.take());
+        self.from = earlier.and_then(|earlier| data.first_missing(earlier, from)).or(Some(from));
         data.missed_before(None);
-    }
-
-    /// Records the first group that the source sends.
-    pub fn ends_at(&mut self, group: u64) {
-        self.until = Some(group);
     }
 
     /// Returns the first location that may be missing, if the gap is open.
@@ -54,12 +60,17 @@ impl GapState {
         self.from
     }
 
-    /// Closes the gap. If it was filled, the cache of the track answers for it again.
-    pub fn close(&mut self, data: &Track, is_filled: bool) {
-        let is_open = self.from.take().is_some();
-        self.until = None;
-        let known = self.known.take().filter(|_| is_open && is_filled);
-        known.into_iter().for_each(|known| data.bridged(known));
+    /// Closes the gap. If nothing is missing any more, the cache of the track answers for it again.
+    pub fn close(&mut self, data: &Track, end: GapEnd) {
+        let from = self.from.take();
+        let known = self.known.take().filter(|_| from.is_some());
+        self.earlier = match end {
+            GapEnd::Filled | GapEnd::Over => None,
+            GapEnd::Bridged | GapEnd::Unfilled => from.or(self.earlier),
+        };
+        if matches!(end, GapEnd::Filled | GapEnd::Bridged) {
+            known.into_iter().for_each(|known| data.bridged(known));
+        }
     }
 
     /// Reports whether a source may be asked now, and counts the request as unanswered.
@@ -87,7 +98,7 @@ mod tests {
     use crate::{Namespace, SubgroupHeader, SubgroupId, TrackName, tracks::subgroup::SubgroupStream};
 
     #[test]
-    fn open_gap_without_missing_objects_is_replaced_by_the_next() {
+    fn gap_begins_where_something_is_missing_since_the_gaps_before_it() {
         let now = Instant::now();
         let name = TrackName::new(Namespace::from_path("live").unwrap(), "video").unwrap();
         let data = Track::new(name);
@@ -112,15 +123,23 @@ mod tests {
         assert_eq!(gap.from(), None, "nothing has arrived");
         publish(10);
         gap.open(&data);
+        assert_eq!(gap.from(), Some(Location::new(10, 1)));
         publish(20);
         gap.open(&data);
-        assert_eq!(gap.from(), Some(Location::new(10, 1)), "it is not known what comes next");
-        gap.ends_at(20);
+        assert_eq!(gap.from(), Some(Location::new(11, 0)), "groups 11 to 19 may be missing");
+        // The source that began with group 10 lacks some of the next groups itself.
+        gap.close(&data, GapEnd::Bridged);
         gap.open(&data);
-        assert_eq!(gap.from(), Some(Location::new(10, 1)), "groups 11 to 19 may be missing");
-        gap.ends_at(11);
-        gap.open(&data);
-        assert_eq!(gap.from(), Some(Location::new(20, 1)));
+        assert_eq!(gap.from(), Some(Location::new(11, 0)));
+        for (end, from) in [(GapEnd::Unfilled, (11, 0)), (GapEnd::Filled, (20, 1)), (GapEnd::Over, (20, 1))] {
+            gap.close(&data, end);
+            assert_eq!(gap.from(), None);
+            gap.open(&data);
+            assert_eq!(gap.from(), Some(Location::new(from.0, from.1)), "{end:?}");
+        }
+        // A source may have had later objects before the gap was noticed.
+        gap.open_at(&data, Location::new(10, 1));
+        assert_eq!(gap.from(), Some(Location::new(10, 1)));
     }
 
     #[test]

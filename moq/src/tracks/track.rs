@@ -256,7 +256,8 @@ impl Track {
     }
 
     /// Returns the first location from `from` on, and before `end`, whose object the cache may lack. Groups count as
-    /// complete if all their subgroups have ended without a reset. Groups that the cache has dropped are not counted.
+    /// complete if all their subgroups have ended without a reset. Groups that the cache has dropped, and those of
+    /// which only datagrams have come, are not counted.
     pub fn first_missing(&self, from: Location, end: Location) -> Option<Location> {
         let state = self.state.lock();
         let mut at = from.max(Location { group: state.dropped_below, object: 0 });
@@ -264,7 +265,8 @@ impl Track {
             let Some(group) = state.groups.get(&at.group) else { return Some(at) };
             let unfinished =
                 || group.subgroups.iter().filter(|one| !matches!(one.extent().end, SourceEnd::Fin { .. }));
-            if group.subgroups.is_empty() || unfinished().next().is_some() {
+            let is_empty = group.subgroups.is_empty() && group.datagrams.is_empty();
+            if is_empty || unfinished().next().is_some() {
                 let missing = unfinished().map(|subgroup| subgroup.first_missing()).min();
                 return Some(Location { object: missing.unwrap_or(at.object), ..at }).filter(|at| *at < end);
             }

@@ -5,6 +5,8 @@
 //! cost. [`RouteTable`] keeps the announcements of all sessions, and answers three questions: which session to
 //! subscribe at, what to announce to a session, and whether a track has to move to another session.
 //!
+//! [`Pauses`] says when to connect again to a relay.
+//!
 //! Relays that announce nothing to each other register their publishers' namespaces in a store, and look up the
 //! others'. [`LookupCache`] keeps the store's answers.
 //!
@@ -21,11 +23,13 @@
 #![deny(missing_docs)]
 
 mod lookup;
+mod reconnect;
 mod status;
 mod table;
 
 pub use lookup::{LookupCache, LookupLimits, RegistrationKey, RegistrationState};
 pub use millrace_moq::{HopError, HopId, HopPath};
+pub use reconnect::{BRIEF, Pauses};
 pub use status::LookupStatus;
 pub use table::{
     Announcement, AnnouncementKey, AnnouncementRefusal, ClusterLink, NamespaceRoute, Neighbour, NextSource,

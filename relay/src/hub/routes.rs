@@ -14,9 +14,8 @@ use millrace_relay_cluster::{
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    Hub,
+    Hub, OperatorCounters,
     announced::{RelayRegistration, RoutePublication},
-    counters::OperatorCounters,
     namespaces::{NamespaceState, PublisherNamespaces},
     publisher::{HubPublisher, Requester},
     route_watch::RouteWatch,
@@ -263,7 +262,10 @@ impl Hub {
             NextSource::Move(link) => {
                 let Some(next) = self.namespaces.0.lock().source(namespace, link) else { return };
                 self.leave_sources(track);
-                next.back_up(vec![Arc::clone(track)]);
+                track.moves_to(link);
+                if !track.return_to(link) {
+                    next.back_up(vec![Arc::clone(track)]);
+                }
                 // If the track is refused there, the next best route is tried at the next check.
                 rerouting.again(namespace, now + PAUSE * 10);
             }

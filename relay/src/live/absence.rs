@@ -151,17 +151,8 @@ impl LiveTrack {
     /// open stay open for the same time. Returns false if the silent publisher did not have the track.
     pub fn supersede(&self, silent: &UpstreamTrack, wait: Duration, now: Instant) -> bool {
         let mut upstreams = self.upstreams.lock();
-        let Some(place) = upstreams.iter().position(|other| std::ptr::eq(&**other, silent)) else {
-            return false;
-        };
-        let silent = upstreams.remove(place);
-        self.gap.lost(&silent);
+        let Some(silent) = self.take_source(&mut upstreams, silent) else { return false };
         let unfinished = Unfinished::new(Arc::clone(&silent));
-        // If the silent publisher was the leading one, the next publisher in the list becomes the leading one.
-        if let Some(first) = upstreams.first().filter(|_| place == 0) {
-            self.lead(first);
-        }
-        self.forwarding.lock().choose(&upstreams);
         match upstreams.first() {
             Some(_) => {}
             None => {
@@ -183,7 +174,7 @@ impl LiveTrack {
         }
         if upstream.is_rival() {
             let largest = self.data.largest().map_or(group, |largest| largest.group);
-            if largest.abs_diff(group) > GROUP_SLACK && !self.overtake(upstream, group > largest, now) {
+            if largest.abs_diff(group) > GROUP_SLACK {
                 upstream.stand_by();
                 let upstreams = self.upstreams.lock();
                 self.forwarding.lock().choose(&upstreams);
@@ -207,20 +198,6 @@ impl LiveTrack {
             is_behind
         });
         if anew { Numbering::Anew } else { Numbering::Follows }
-    }
-
-    /// Gives up the earlier sources of the track if they and `upstream` are relays, and `upstream` is far ahead: relays
-    /// pass on the group IDs of the publisher, so the earlier ones lag behind. Returns whether `upstream` leads now.
-    fn overtake(&self, upstream: &UpstreamTrack, is_ahead: bool, now: Instant) -> bool {
-        let mut earlier = self.upstreams();
-        earlier.truncate(earlier.iter().position(|other| std::ptr::eq(&**other, upstream)).unwrap_or(0));
-        let are_relays = upstream.passes_on() && earlier.iter().all(|other| other.passes_on());
-        if is_ahead && are_relays {
-            for other in &earlier {
-                self.supersede(other, Duration::ZERO, now);
-            }
-        }
-        !upstream.is_rival()
     }
 
     /// Forgets all groups of the track. Subscriptions continue with the next group, whatever its ID is.
@@ -449,30 +426,44 @@ mod tests {
         assert_eq!(track.place(&second, 7, now), Numbering::Follows, "nothing has come before");
     }
 
+    /// The second source was to deliver what the first one left to it, and leaves as well.
     #[test]
-    fn relay_that_is_far_ahead_of_the_others_replaces_them() {
+    fn source_that_replaces_a_leaving_one_takes_its_handover() {
         let now = Instant::now();
-        for (is_upstream, group, numbering) in [
-            (true, 99, Numbering::Follows),
-            (true, 41, Numbering::StandsBy),
-            (false, 99, Numbering::StandsBy),
-        ] {
-            let track = track(now);
-            let source = |session| {
-                let connection = Weak::new();
-                let place = UpstreamSession { session, is_upstream, is_relay: false, connection };
-                UpstreamTrack::new(place, 1, false)
-            };
-            let [(first, _first_asks), (second, mut asks)] = [source(1), source(2)];
-            track.add_upstream(Arc::clone(&first), None, now);
-            track.data.add_datagram(object(70, now), &Arc::default()).unwrap();
-            track.add_upstream(Arc::clone(&second), None, now);
-            assert_eq!(track.place(&second, group, now), numbering, "{is_upstream} {group}");
-            let leads = numbering == Numbering::Follows;
-            assert_eq!((second.is_rival(), track.has_source(&first)), (!leads, !leads));
-            assert_eq!(track.gap.state.lock().from(), leads.then_some(Location { group: 70, object: 1 }));
-            let ask = if leads { UpstreamRequest::FillGap } else { UpstreamRequest::Forward(false) };
-            assert_eq!(asks.try_recv(), Ok(ask));
+        let track = track(now);
+        let sources = [upstream(1), upstream(2), upstream(3)];
+        for (source, largest) in sources.iter().zip([None, Some(5), Some(9)]) {
+            track.upstreams().iter().for_each(|earlier| earlier.leave());
+            track.add_upstream(Arc::clone(source), None, now);
+            track.hand_over_to(source, largest.map(|group| Location { group, object: 0 }));
+            if largest == Some(5) {
+                assert!(!sources[0].has_handed_over(5) && sources[0].has_handed_over(6));
+            }
         }
+        for left in &sources[..2] {
+            assert!(!left.has_handed_over(9) && left.has_handed_over(10));
+        }
+    }
+
+    /// The path to the first source is back before the track has moved away from it.
+    #[test]
+    fn track_returns_to_a_source_that_it_was_leaving() {
+        let now = Instant::now();
+        let track = track(now);
+        let connection = Weak::new();
+        let place = UpstreamSession { session: 1, is_upstream: false, is_relay: true, connection };
+        let (first, mut asks) = UpstreamTrack::new(place, 1, true);
+        let second = upstream(2);
+        track.add_upstream(Arc::clone(&first), None, now);
+        track.data.add_datagram(object(7, now), &Arc::default()).unwrap();
+        first.leave();
+        track.add_upstream(Arc::clone(&second), None, now);
+        track.hand_over_to(&second, None);
+        assert!(first.has_handed_over(8));
+        second.leave();
+        assert!(!track.return_to(3) && track.return_to(1));
+        assert!(!first.is_leaving() && !first.has_handed_over(8) && second.has_handed_over(8));
+        assert_eq!(asks.try_recv(), Ok(UpstreamRequest::FillGap));
+        assert!(track.gap.is_open());
     }
 }

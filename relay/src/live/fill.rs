@@ -12,6 +12,7 @@ use millrace_moq::{
     FetchObject, Location, SubgroupHeader, SubgroupId, code,
     tracks::{
         account::Account,
+        gap::GapEnd,
         subgroup::{Pushed, SubgroupStream},
         track::SUBGROUP_COST,
     },
@@ -37,15 +38,26 @@ impl LiveTrack {
         self.upstreams.lock().iter().any(|other| Arc::ptr_eq(other, upstream))
     }
 
+    /// Removes a publisher from the track's. If it was the leading one, the next in the list becomes that.
+    pub(super) fn take_source(
+        &self,
+        upstreams: &mut Vec<Arc<UpstreamTrack>>,
+        upstream: &UpstreamTrack,
+    ) -> Option<Arc<UpstreamTrack>> {
+        let place = upstreams.iter().position(|other| std::ptr::eq(&**other, upstream))?;
+        let taken = upstreams.remove(place);
+        self.gap.lost(&taken);
+        if let Some(first) = upstreams.first().filter(|_| place == 0) {
+            self.lead(first);
+        }
+        self.forwarding.lock().choose(upstreams);
+        Some(taken)
+    }
+
     /// Makes `first` the leading publisher, since the earlier ones are gone, and lets it fill the gap that they leave.
-    pub(super) fn lead(&self, first: &UpstreamTrack) {
-        let from = first.lead(self.data.position());
-        // What this publisher has sent is not missing, so nothing may be between the two.
-        let begun = first.begun().map(|group| Location { group, object: 0 });
-        let is_missing =
-            |from: &Location| begun.is_none_or(|begun| self.data.first_missing(*from, begun).is_some());
+    fn lead(&self, first: &UpstreamTrack) {
         let mut gap = self.gap.state.lock();
-        if let Some(from) = from.filter(is_missing) {
+        if let Some(from) = first.lead(self.data.position()) {
             gap.open_at(&self.data, from);
         }
         // A gap that was open before was to be filled by a publisher that is gone.
@@ -56,13 +68,13 @@ impl LiveTrack {
 
     /// Closes the gap, and ends the subgroups that were kept for another source.
     pub(super) fn close_gap(&self) {
-        self.end_gap(u64::MAX, false);
+        self.end_gap(u64::MAX, GapEnd::Over);
     }
 
-    /// Closes the gap before `group`, with which the present source begins. `is_filled`: everything has arrived, or
-    /// nothing was missing. Otherwise subgroups that are still incomplete end as such.
-    pub fn end_gap(&self, group: u64, is_filled: bool) {
-        self.gap.state.lock().close(&self.data, is_filled);
+    /// Closes the gap before `group`, with which the present source begins. Subgroups that are still kept end as
+    /// incomplete.
+    pub fn end_gap(&self, group: u64, end: GapEnd) {
+        self.gap.state.lock().close(&self.data, end);
         drop(self.copies.take_before(group));
     }
 

@@ -10,6 +10,7 @@ use std::{
 };
 
 use millrace_moq::code;
+use millrace_relay_cluster::{BRIEF, Pauses};
 use millrace_relay_status as status;
 use parking_lot::Mutex;
 use tokio::{sync::watch, time};
@@ -20,7 +21,6 @@ use super::{ServerShared, dial};
 use crate::{
     ClusterPeer,
     hub::OperatorCounters,
-    reconnect::{BRIEF, Pauses},
     session::{Dialed, PeerTerms, RelaySession},
 };
 

@@ -18,6 +18,7 @@ use std::{
 };
 
 use millrace_moq::code;
+use millrace_relay_cluster::Pauses;
 use millrace_relay_status as status;
 use millrace_transport::{Connection, Health};
 use millrace_webtransport::{
@@ -31,7 +32,6 @@ use super::{LOOKS, ServerShared, dial};
 use crate::{
     UpstreamRelay,
     hub::OperatorCounters,
-    reconnect::Pauses,
     session::{Dialed, RelaySession},
 };
 

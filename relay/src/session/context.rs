@@ -12,6 +12,7 @@ use bytes::BytesMut;
 use millrace_logging::short;
 use millrace_moq::{
     Draft, HopId, Message, Namespace, Parameters, RequestIds, code,
+    incomplete::{HeldIncomplete, IncompleteBytes},
     message::{self, GoAway, RequestError},
     param::Assignment,
     tracks::{account::Account, malformed::TrackMalformed},
@@ -32,7 +33,6 @@ use super::{
 };
 use crate::{
     hub::{Hub, OperatorCounters, Requester},
-    incomplete::{HeldIncomplete, IncompleteBytes},
     live::LiveTrack,
     wire::{self, Answers, GoAways, MessageReader, SessionError},
 };

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_moq::{FetchItem, GroupOrder, Location, code, data::RangeEnd};
+use millrace_moq::{FetchItem, GroupOrder, Location, code, data::RangeEnd, tracks::gap::GapEnd};
 use tokio::time::{Instant as Clock, sleep, timeout, timeout_at};
 use tracing::{debug, info};
 
@@ -18,6 +18,9 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How often the relay checks whether a source from which the track moves away still answers, and asks again.
 const LOOKS: Duration = Duration::from_secs(1);
+/// The longest wait for what sources still deliver from which the track moves away. The new source keeps the objects
+/// that they lack for a limited time.
+const BACKLOG: Duration = Duration::from_secs(3);
 /// After how many checks in a row without an answer its part is fetched as well.
 const MISSES: u32 = 2;
 /// The most FETCHes for one gap, while the source does not know all of it.
@@ -49,7 +52,6 @@ impl Publications {
         if !track.has_source(upstream) {
             return; // The gap is the next source's.
         }
-        track.gap.state.lock().ends_at(group);
         // Until the gap is filled, other relays that ask for its objects are not told that there are none.
         if track.missing_before(group).is_some() {
             track.data.missed_before(Some(Location { group, object: 0 }));
@@ -63,10 +65,10 @@ impl Publications {
             return; // Another session has filled the gap, or the next source will.
         }
         if track.missing_before(group).is_none() {
-            return track.end_gap(group, true);
+            return track.end_gap(group, GapEnd::Bridged);
         }
         if track.subscription_count() == 0 || !track.gap.state.lock().may_ask(std::time::Instant::now()) {
-            return track.end_gap(group, false);
+            return track.end_gap(group, GapEnd::Unfilled);
         }
         let _place = self.gaps.acquire().await;
         let counters = &self.context.hub().counters;
@@ -79,7 +81,7 @@ impl Publications {
         match filled {
             Ok((objects, is_whole)) => {
                 info!(session, track = %track.name().typed(), group, objects, is_whole, "fetched the objects that the track missed while its source was away");
-                track.end_gap(group, is_whole);
+                track.end_gap(group, if is_whole { GapEnd::Filled } else { GapEnd::Unfilled });
             }
             Err(error) => {
                 let (counter, reason) = match error {
@@ -89,18 +91,19 @@ impl Publications {
                 };
                 OperatorCounters::count(counter);
                 info!(session, track = %track.name().typed(), reason, "the source cannot give the objects that the track missed: subscribers do without them");
-                track.end_gap(group, false);
+                track.end_gap(group, GapEnd::Unfilled);
             }
         }
     }
 
     /// Waits until the sources from which the track moves to this one are gone, as what they have still comes from
-    /// them. Returns those that do not answer.
+    /// them, or until they had enough time for that. Returns those that do not answer.
     async fn await_earlier_sources(
         &self,
         PublishedTrack { track, upstream }: &PublishedTrack,
     ) -> Vec<Arc<UpstreamTrack>> {
         let mut misses = 0;
+        let until = Clock::now() + BACKLOG;
         loop {
             let mut earlier = track.upstreams();
             earlier.retain(|other| other.is_leaving() && !Arc::ptr_eq(other, upstream));
@@ -111,6 +114,9 @@ impl Publications {
             misses = if answers { 0 } else { misses + 1 };
             if earlier.is_empty() || misses >= MISSES {
                 return earlier;
+            }
+            if Clock::now() >= until {
+                return Vec::new();
             }
             sleep(LOOKS).await;
         }

@@ -238,6 +238,10 @@ impl Publications {
         rights: Arc<Rights>,
         rivals: bool,
     ) -> Result<(), RequestError> {
+        if self.context.is_relay() && track.has_moved_on(self.context.id()) {
+            let reason = "the track has moved on to another relay meanwhile";
+            return Err(RequestError::new(code::Request::UNINTERESTED, reason));
+        }
         let failed = |error| failed(&self.context, error);
         // Another publisher may have claimed the track while the SUBSCRIBE was under way.
         let claim = self.claim(&track, &rights, self.context.owner(&rights))?;
@@ -464,7 +468,7 @@ impl Publications {
             self.context.hub().track_established(&published.track);
         }
         if published.track.gap.is_open() {
-            self.begin_fill(&published, largest);
+            self.begin_fill(published.clone(), largest);
         }
         let ended = SubscriptionEnd::new(code::Done::INTERNAL_ERROR, "the publisher is gone");
         let ended = SubscriptionEnd { absent: true, ..ended };
@@ -476,9 +480,8 @@ impl Publications {
 
     /// Starts a task that asks the publisher for what the track has missed. `claimed` is the largest location that the
     /// publisher named.
-    fn begin_fill(self: &Arc<Self>, published: &PublishedTrack, claimed: Option<Location>) {
+    fn begin_fill(self: &Arc<Self>, published: PublishedTrack, claimed: Option<Location>) {
         let family = Arc::clone(self);
-        let published = published.clone();
         self.context.spawn(async move {
             // Nothing is added any more once the publisher's right has ended.
             tokio::select! {
@@ -628,7 +631,7 @@ impl Adopted {
                         let parameters = Parameters { forward: Some(forward), ..Parameters::default() };
                         updates.send(&self.family.context, send, parameters).await?;
                     }
-                    Some(UpstreamRequest::FillGap) => self.family.begin_fill(&self.published, None),
+                    Some(UpstreamRequest::FillGap) => self.family.begin_fill(self.published.clone(), None),
                     Some(UpstreamRequest::Cancel) | None => return Ok(None),
                 },
                 () = &mut watching => {}

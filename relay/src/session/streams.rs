@@ -9,6 +9,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use millrace_moq::{
     StreamHeader, SubgroupHeader, code,
+    incomplete::HeldIncomplete,
     tracks::{
         malformed::TrackMalformed,
         subgroup::{PushError, Pushed, SubgroupReceiver, SubgroupStream},
@@ -33,7 +34,6 @@ use super::{
 };
 use crate::{
     hub::OperatorCounters,
-    incomplete::HeldIncomplete,
     live::{LiveTrack, copies::OrphanedSubgroup},
     upstream::EnteringStream,
     wire::{self, MessageReader, SessionError},

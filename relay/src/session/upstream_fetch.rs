@@ -10,6 +10,7 @@ use bytes::{Bytes, BytesMut};
 use millrace_moq::{
     FetchItem, Filter, GroupOrder, Location, Message, Parameters, TrackName, code,
     data::FetchParser,
+    incomplete::HeldIncomplete,
     message::{FetchKind, FetchRequest, RequestError},
 };
 use millrace_webtransport::RecvStream;
@@ -22,7 +23,6 @@ use super::{
 };
 use crate::{
     hub::{FetchAnswer, FetchPiece, FetchedObjects},
-    incomplete::HeldIncomplete,
     wire::{RequestStream, SessionError},
 };
 

@@ -2,6 +2,7 @@
 
 #![deny(missing_docs)]
 
+mod counters;
 pub mod trace;
 
 use std::{
@@ -9,6 +10,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+pub use counters::OperatorCounters;
 pub use millrace_relay_cluster::LookupStatus;
 use serde::{Deserialize, Serialize};
 

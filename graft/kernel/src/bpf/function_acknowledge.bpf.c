@@ -30,12 +30,7 @@ struct state {
 	struct arrivals arrivals;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, GRAFT_SESSIONS);
-	__type(key, __u32);
-	__type(value, struct state);
-} state SEC(".maps");
+BPF_MAP(ARRAY, state, __u32, struct state, GRAFT_SESSIONS);
 
 /* --- At the sender of data --- */
 
@@ -59,12 +54,7 @@ struct proof {
 	struct graft_ack ack;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct proof);
-} proofs SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, proofs, __u32, struct proof, 1);
 
 static __always_inline struct proof *proof_of_cpu(void)
 {

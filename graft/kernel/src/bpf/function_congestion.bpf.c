@@ -15,12 +15,7 @@ const volatile struct congestion_config config = {
 	.initial = 10,
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, GRAFT_SESSIONS);
-	__type(key, __u32);
-	__type(value, struct congestion);
-} state SEC(".maps");
+BPF_MAP(ARRAY, state, __u32, struct congestion, GRAFT_SESSIONS);
 
 SEC("tcx/egress")
 int congestion_tx(struct __sk_buff *skb)

@@ -24,12 +24,7 @@ const volatile struct fec_config config = {
 #define COME_EACH (2 * BLOCK_MAX) /* number of received packets that are stored for each session */
 
 /* Ring of the latest received packets of each session, from which lost ones are recovered. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, GRAFT_STORING_SESSIONS *COME_EACH);
-	__type(key, __u32);
-	__type(value, struct kept);
-} kept_come SEC(".maps");
+BPF_MAP(ARRAY, kept_come, __u32, struct kept, GRAFT_STORING_SESSIONS *COME_EACH);
 
 static __always_inline struct kept *place_of(const struct graft_work *work, __u32 number)
 {
@@ -38,12 +33,7 @@ static __always_inline struct kept *place_of(const struct graft_work *work, __u3
 	return bpf_map_lookup_elem(&kept_come, &at);
 }
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, GRAFT_HOOKS);
-	__type(key, __u32);
-	__type(value, struct sum);
-} sums SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, sums, __u32, struct sum, GRAFT_HOOKS);
 
 #define CHECKSUM_PARTIAL 3
 
@@ -178,12 +168,7 @@ struct held {
 
 #define HELD_EACH 2 /* number of blocks whose parity packets are stored for each session */
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, GRAFT_STORING_SESSIONS *HELD_EACH);
-	__type(key, __u32);
-	__type(value, struct held);
-} kept_parities SEC(".maps");
+BPF_MAP(ARRAY, kept_parities, __u32, struct held, GRAFT_STORING_SESSIONS *HELD_EACH);
 
 static __always_inline struct held *held_at(const struct graft_work *work, __u32 block)
 {

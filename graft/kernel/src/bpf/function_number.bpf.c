@@ -35,12 +35,7 @@ struct progress {
 	__u32 newest[PATHS]; /* one more than the newest packet number received by each path */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, GRAFT_SESSIONS);
-	__type(key, __u32);
-	__type(value, struct progress);
-} state SEC(".maps");
+BPF_MAP(ARRAY, state, __u32, struct progress, GRAFT_SESSIONS);
 
 /* Returns the lowest of the newest packet numbers of all active paths. If each path keeps its order, missing packets
  * below it are lost. Other functions use it as the newest number, so they neither request packets that a slower path

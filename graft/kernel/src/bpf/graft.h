@@ -213,4 +213,35 @@ static __always_inline void graft_pace(struct sock *sk)
 		sk->sk_pacing_status = GRAFT_PACING_NEEDED;
 }
 
+/* Declares a congestion control `mr_NAME` that is driven by its own estimates of the rate. Its callbacks NAME_init,
+ * NAME_pkts_acked and NAME_cong_control come before this macro. A single loss changes neither ssthresh nor the window.
+ * The send buffer is three windows, so that the window stays full while losses are repaired.
+ */
+#define GRAFT_RATE_BASED(which)                                 \
+	SEC("struct_ops")                                       \
+	__u32 BPF_PROG(which##_ssthresh, struct sock *sk)       \
+	{                                                       \
+		return graft_tcp(sk)->snd_ssthresh;             \
+	}                                                       \
+	SEC("struct_ops")                                       \
+	__u32 BPF_PROG(which##_undo_cwnd, struct sock *sk)      \
+	{                                                       \
+		return graft_tcp(sk)->snd_cwnd;                 \
+	}                                                       \
+	SEC("struct_ops")                                       \
+	__u32 BPF_PROG(which##_sndbuf_expand, struct sock *sk)  \
+	{                                                       \
+		return 3;                                       \
+	}                                                       \
+	SEC(".struct_ops")                                      \
+	struct tcp_congestion_ops mr_##which = {                \
+		.init = (void *)which##_init,                   \
+		.pkts_acked = (void *)which##_pkts_acked,       \
+		.cong_control = (void *)which##_cong_control,   \
+		.ssthresh = (void *)which##_ssthresh,           \
+		.undo_cwnd = (void *)which##_undo_cwnd,         \
+		.sndbuf_expand = (void *)which##_sndbuf_expand, \
+		.name = "mr_" #which,                           \
+	}
+
 #endif

@@ -39,12 +39,7 @@ struct graft_flow {
 	char command[CALLER_NAME_BYTES];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct graft_flow);
-} flows SEC(".maps");
+BPF_MAP_FLAGS(SK_STORAGE, flows, int, struct graft_flow, 0, BPF_F_NO_PREALLOC);
 
 static __always_inline bool graft_take_grant(struct graft_choice *choice)
 {

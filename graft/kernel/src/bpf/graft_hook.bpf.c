@@ -24,19 +24,9 @@ const volatile struct hook_config config SEC(".rodata.config");
 BPF_MAP_FLAGS(HASH, peers, __u32[4], struct hook_peer, HOOK_PEERS, BPF_F_NO_PREALLOC);
 
 /* Marks the tunnel broker's own sockets, whose connections are not redirected to the broker. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, __u32);
-} own SEC(".maps");
+BPF_MAP_FLAGS(SK_STORAGE, own, int, __u32, 0, BPF_F_NO_PREALLOC);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct hook_redirected);
-} redirected SEC(".maps");
+BPF_MAP_FLAGS(SK_STORAGE, redirected, int, struct hook_redirected, 0, BPF_F_NO_PREALLOC);
 
 /* The true destination of each redirected connection, by the application's address and port as the tunnel broker
  * sees them. The broker removes an entry when it accepts the connection.

@@ -372,38 +372,8 @@ void BPF_PROG(longhaul_cong_control, struct sock *sk)
 	sk->sk_pacing_rate = rate_of(&flow, sk->sk_pacing_rate);
 }
 
-/* A single loss does not change the window: only too many losses in a round trip lower the estimated bandwidth
- * (`bound`).
- */
-SEC("struct_ops")
-__u32 BPF_PROG(longhaul_ssthresh, struct sock *sk)
-{
-	return graft_tcp(sk)->snd_ssthresh;
-}
-
-SEC("struct_ops")
-__u32 BPF_PROG(longhaul_undo_cwnd, struct sock *sk)
-{
-	return graft_tcp(sk)->snd_cwnd;
-}
-
-/* The send buffer is three windows, so that the window stays full while losses are repaired. */
-SEC("struct_ops")
-__u32 BPF_PROG(longhaul_sndbuf_expand, struct sock *sk)
-{
-	return 3;
-}
-
-SEC(".struct_ops")
-struct tcp_congestion_ops mr_longhaul = {
-	.init = (void *)longhaul_init,
-	.pkts_acked = (void *)longhaul_pkts_acked,
-	.cong_control = (void *)longhaul_cong_control,
-	.ssthresh = (void *)longhaul_ssthresh,
-	.undo_cwnd = (void *)longhaul_undo_cwnd,
-	.sndbuf_expand = (void *)longhaul_sndbuf_expand,
-	.name = "mr_longhaul",
-};
+/* Only too many losses in a round trip lower the estimated bandwidth (`bound`). */
+GRAFT_RATE_BASED(longhaul);
 
 char LICENSE[] SEC("license")
 = "Dual BSD/GPL";

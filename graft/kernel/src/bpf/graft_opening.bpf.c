@@ -17,12 +17,7 @@
 /* State of the tunnel broker's sockets that send a test packet: whether netfilter accepted the packet, and its
  * addresses after netfilter.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct opening_sent);
-} sent SEC(".maps");
+BPF_MAP_FLAGS(SK_STORAGE, sent, int, struct opening_sent, 0, BPF_F_NO_PREALLOC);
 
 BPF_MAP_FLAGS(HASH, due, struct opening_ends, struct opening_due, OPENING_DUE, BPF_F_NO_PREALLOC);
 

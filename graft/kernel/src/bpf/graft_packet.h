@@ -21,6 +21,7 @@
 #ifndef MILLRACE_GRAFT_PACKET_H
 #define MILLRACE_GRAFT_PACKET_H
 
+#include "util.h"
 #include <linux/bpf.h>
 #include <linux/types.h>
 #include <bpf/bpf_helpers.h>
@@ -221,31 +222,13 @@ struct graft_work {
 	__u64 leaves_ns; /* departure time of this packet, ns; 0: at once */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, GRAFT_HOOKS);
-	__type(key, __u32);
-	__type(value, struct graft_work);
-} works SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, works, __u32, struct graft_work, GRAFT_HOOKS);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, GRAFT_SESSIONS);
-	__type(key, __u32);
-	__type(value, struct graft_shared);
-} shared SEC(".maps");
+BPF_MAP(ARRAY, shared, __u32, struct graft_shared, GRAFT_SESSIONS);
 
-#define GRAFT_PROGRAMS(name)                           \
-	struct {                                       \
-		__uint(type, BPF_MAP_TYPE_PROG_ARRAY); \
-		__uint(max_entries, GRAFT_FUNCTIONS);  \
-		__type(key, __u32);                    \
-		__type(value, __u32);                  \
-	} name SEC(".maps")
-
-GRAFT_PROGRAMS(programs_tx);
-GRAFT_PROGRAMS(programs_rx);
-GRAFT_PROGRAMS(programs_repair);
+BPF_MAP(PROG_ARRAY, programs_tx, __u32, __u32, GRAFT_FUNCTIONS);
+BPF_MAP(PROG_ARRAY, programs_rx, __u32, __u32, GRAFT_FUNCTIONS);
+BPF_MAP(PROG_ARRAY, programs_repair, __u32, __u32, GRAFT_FUNCTIONS);
 
 static __always_inline struct graft_work *graft_work(__u32 hook)
 {
@@ -354,13 +337,7 @@ static __always_inline void graft_advance(struct graft_shared *shared)
 }
 
 /* Declares the map from which NAME_migrate reads the state of the previous version. */
-#define GRAFT_OLD_STATE(version)                  \
-	struct {                                  \
-		__uint(type, BPF_MAP_TYPE_ARRAY); \
-		__uint(max_entries, 1);           \
-		__type(key, __u32);               \
-		__type(value, struct version);    \
-	} old_state SEC(".maps")
+#define GRAFT_OLD_STATE(version) BPF_MAP(ARRAY, old_state, __u32, struct version, 1)
 
 struct graft_migrate_call {
 	__u32 session;

@@ -561,36 +561,8 @@ void BPF_PROG(pcc_cong_control, struct sock *sk)
 	sk->sk_pacing_rate = graft_at_least_1(pacing_rate(&flow.pcc));
 }
 
-/* Losses enter only the trials' utility, so ssthresh does not change. */
-SEC("struct_ops")
-__u32 BPF_PROG(pcc_ssthresh, struct sock *sk)
-{
-	return graft_tcp(sk)->snd_ssthresh;
-}
-
-SEC("struct_ops")
-__u32 BPF_PROG(pcc_undo_cwnd, struct sock *sk)
-{
-	return graft_tcp(sk)->snd_cwnd;
-}
-
-/* The send buffer is three windows large, so that the window stays full while losses are repaired. */
-SEC("struct_ops")
-__u32 BPF_PROG(pcc_sndbuf_expand, struct sock *sk)
-{
-	return 3;
-}
-
-SEC(".struct_ops")
-struct tcp_congestion_ops mr_pcc = {
-	.init = (void *)pcc_init,
-	.pkts_acked = (void *)pcc_pkts_acked,
-	.cong_control = (void *)pcc_cong_control,
-	.ssthresh = (void *)pcc_ssthresh,
-	.undo_cwnd = (void *)pcc_undo_cwnd,
-	.sndbuf_expand = (void *)pcc_sndbuf_expand,
-	.name = "mr_pcc",
-};
+/* Losses enter only the trials' utility. */
+GRAFT_RATE_BASED(pcc);
 
 char LICENSE[] SEC("license")
 = "Dual BSD/GPL";

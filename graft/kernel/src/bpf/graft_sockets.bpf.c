@@ -4,6 +4,7 @@
  */
 #include "graft.h"
 #include "graft_intf.h"
+#include "util.h"
 #include <bpf/bpf_endian.h>
 
 #define SOL_SOCKET	   1
@@ -51,12 +52,7 @@ struct bpf_iter__tcp {
 /* The argument of the iterator sockets_set: which sockets it changes, and their new settings. Userspace writes it
  * before it runs the iterator.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct graft_change);
-	__uint(max_entries, 1);
-} change SEC(".maps");
+BPF_MAP(ARRAY, change, __u32, struct graft_change, 1);
 
 static __always_inline void copy_address(__u32 to[4], __be32 v4, const struct in6_addr *v6, __u16 family)
 {

@@ -80,12 +80,7 @@ struct {
 /* The process that called connect() for a socket. A socket has an entry only if a rule needed the process at that time.
  * Accepted sockets have no entry.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct caller);
-} callers SEC(".maps");
+BPF_MAP_FLAGS(SK_STORAGE, callers, int, struct caller, 0, BPF_F_NO_PREALLOC);
 
 /* 1 if a rule has a condition on the process, or leaves the congestion control to userspace's model (`choice`). This
  * includes the rules of the list that will be in force next. Userspace writes this value.

@@ -11,13 +11,7 @@
  * datagram that could not be decrypted. Two CPUs may write at the same time and lose a count, so only a change of the
  * value has a meaning.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, GRAFT_SESSIONS);
-	__type(key, __u32);
-	__type(value, __u64);
-} active SEC(".maps");
+BPF_MAP_FLAGS(ARRAY, active, __u32, __u64, GRAFT_SESSIONS, BPF_F_MMAPABLE);
 
 static __always_inline void mark_active(__u32 session)
 {

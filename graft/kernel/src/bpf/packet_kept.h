@@ -28,12 +28,7 @@ struct kept {
 	__u8 payload[KEPT_BYTES + 8];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, GRAFT_STORING_SESSIONS *KEPT_EACH);
-	__type(key, __u32);
-	__type(value, struct kept);
-} kept_packets SEC(".maps");
+BPF_MAP(ARRAY, kept_packets, __u32, struct kept, GRAFT_STORING_SESSIONS *KEPT_EACH);
 
 /* Returns the index of a packet's entry in the map `kept_packets`. The map has no entries for sessions whose
  * configuration stores no packets. For them the index is beyond the map's end, so look-ups find nothing.

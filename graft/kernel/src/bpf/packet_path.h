@@ -18,19 +18,11 @@
  */
 #define PATH_SESSIONS 100
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, PATH_SESSIONS);
-	__type(key, __u32); /* key of this map: index of the session */
-	__type(value, struct packet_paths);
-} paths SEC(".maps");
+/* by the index of the session */
+BPF_MAP(HASH, paths, __u32, struct packet_paths, PATH_SESSIONS);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, PATH_SESSIONS);
-	__type(key, __u32); /* key of this map: index of the session */
-	__type(value, struct packet_path_counts);
-} path_counts SEC(".maps");
+/* by the index of the session */
+BPF_MAP(HASH, path_counts, __u32, struct packet_path_counts, PATH_SESSIONS);
 
 /* Finds the session and the path of a packet by the addresses that the path has on the wire. */
 BPF_MAP(HASH, path_keys, struct packet_key, struct packet_path_in, PATH_SESSIONS *PACKET_PATHS);

@@ -129,12 +129,7 @@ static __noinline int finish(struct __sk_buff *skb, struct graft_work *work, str
 /* Holds the payload and graft frame of a received packet, while a function makes packets to send in that packet's
  * socket buffer.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct kept);
-} borrowed SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, borrowed, __u32, struct kept, 1);
 
 struct loan {
 	struct kept *saved;

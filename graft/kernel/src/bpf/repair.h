@@ -54,12 +54,7 @@ struct state {
 	struct open open[OPEN_MAX];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, GRAFT_SESSIONS);
-	__type(key, __u32);
-	__type(value, struct state);
-} state SEC(".maps");
+BPF_MAP(ARRAY, state, __u32, struct state, GRAFT_SESSIONS);
 
 /* --- At the sender: requests are answered --- */
 

@@ -6,18 +6,10 @@
 #ifndef MILLRACE_RULE_LISTS_H
 #define MILLRACE_RULE_LISTS_H
 
-#define RULE_LISTS(rule, most)                    \
-	struct {                                  \
-		__uint(type, BPF_MAP_TYPE_ARRAY); \
-		__type(key, __u32);               \
-		__type(value, rule);              \
-		__uint(max_entries, 2 * (most));  \
-	} rules SEC(".maps");                     \
-	struct {                                  \
-		__uint(type, BPF_MAP_TYPE_ARRAY); \
-		__type(key, __u32);               \
-		__type(value, __u32);             \
-		__uint(max_entries, 1);           \
-	} in_force SEC(".maps")
+#include "util.h"
+
+#define RULE_LISTS(rule, most)                          \
+	BPF_MAP(ARRAY, rules, __u32, rule, 2 * (most)); \
+	BPF_MAP(ARRAY, in_force, __u32, __u32, 1)
 
 #endif

@@ -17,12 +17,6 @@ struct tally_v2 {
 	__u64 moved; /* packets that the previous version of the function had counted */
 };
 
-#define TALLY_STATE(version)                         \
-	struct {                                     \
-		__uint(type, BPF_MAP_TYPE_ARRAY);    \
-		__uint(max_entries, GRAFT_SESSIONS); \
-		__type(key, __u32);                  \
-		__type(value, struct version);       \
-	} state SEC(".maps")
+#define TALLY_STATE(version) BPF_MAP(ARRAY, state, __u32, struct version, GRAFT_SESSIONS)
 
 #endif

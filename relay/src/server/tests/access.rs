@@ -7,6 +7,7 @@ use std::{net::IpAddr, time::SystemTime};
 use bytes::BytesMut;
 use millrace_moq::{
     Filter, Location,
+    incomplete::IncompleteBytes,
     message::{
         FetchKind, FetchRequest, PublishNamespace, RequestUpdate, SubscribeNamespace, SubscribeOk,
         SubscribeTracks, TrackStatus,
@@ -17,10 +18,7 @@ use millrace_moq::{
 use quinn::{ReadError, VarInt};
 
 use super::*;
-use crate::{
-    incomplete::IncompleteBytes,
-    wire::{GoAways, IncomingMessage, MessageReader},
-};
+use crate::wire::{GoAways, IncomingMessage, MessageReader};
 use millrace_access::{
     AccessPolicy, AccessRule, BudgetLimits, Requirements,
     jwt::{self, JwtClaims, OneOrMany},

@@ -1,12 +1,10 @@
 //! Requests of a client that speaks draft-22.
 
 use bytes::BytesMut;
+use millrace_moq::incomplete::IncompleteBytes;
 
 use super::*;
-use crate::{
-    incomplete::IncompleteBytes,
-    wire::{GoAways, IncomingMessage, MessageReader},
-};
+use crate::wire::{GoAways, IncomingMessage, MessageReader};
 
 pub const DRAFT: Draft = Draft::D22;
 

@@ -3,14 +3,12 @@
 use bytes::BytesMut;
 use millrace_moq::{
     code,
+    incomplete::IncompleteBytes,
     message::{GoAway, RequestOk},
 };
 
 use super::*;
-use crate::{
-    incomplete::IncompleteBytes,
-    wire::{GoAways, IncomingMessage, MessageReader},
-};
+use crate::wire::{GoAways, IncomingMessage, MessageReader};
 
 fn goaway(uri: &str, request_id: Option<u64>) -> GoAway {
     GoAway { uri: uri.into(), timeout: 0, request_id }

@@ -8,14 +8,16 @@ const SHORTEST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(15);
 /// The shortest duration of a session after which this relay connects again at once, if the other relay was restarted
 /// or sent GOAWAY.
-pub(crate) const BRIEF: Duration = Duration::from_secs(1);
+pub const BRIEF: Duration = Duration::from_secs(1);
 
 /// The pause before the next attempt to connect to the other relay. It doubles after each failed attempt and each
 /// short session.
 #[derive(Debug)]
-pub(crate) struct Pauses(Duration);
+pub struct Pauses(Duration);
 
 impl Pauses {
+    /// Begins with the shortest pause.
+    #[allow(clippy::new_without_default, reason = "the first pause is a choice of this type's")]
     pub fn new() -> Self {
         Self(SHORTEST)
     }

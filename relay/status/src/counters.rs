@@ -10,20 +10,30 @@ use millrace_moq::tracks::{subgroup::Pushed, track::Duplicate};
 /// Counters of the relay since it started, for its status and metrics.
 #[derive(Debug, Default)]
 pub struct OperatorCounters {
+    /// Requests received.
     pub requests: AtomicU64,
+    /// Requests answered with an error.
     pub request_errors: AtomicU64,
+    /// Objects from publishers.
     pub objects_received: AtomicU64,
+    /// Payload of these objects, in bytes.
     pub object_bytes_received: AtomicU64,
+    /// Sessions closed because the peer violated the protocol.
     pub protocol_violations: AtomicU64,
+    /// Streams whose track alias stayed unknown.
     pub unknown_alias: AtomicU64,
+    /// Subgroups that the track had already.
     pub duplicate_subgroups: AtomicU64,
     /// Number of subgroups that a publisher sent after another publisher had taken over its track.
     pub handed_over_subgroups: AtomicU64,
     /// Number of subgroups and datagrams that were dropped because their publisher is a standby: another publisher of
     /// the track sends other group IDs.
     pub standby_subgroups: AtomicU64,
+    /// Subgroups of groups that were dropped from the cache.
     pub expired_subgroups: AtomicU64,
+    /// Datagrams of objects that the track had already.
     pub duplicate_datagrams: AtomicU64,
+    /// Tracks that were found malformed.
     pub malformed_tracks: AtomicU64,
     /// Number of searches for publishers of a track that had none.
     pub publisher_searches: AtomicU64,
@@ -31,25 +41,28 @@ pub struct OperatorCounters {
     pub message_waits: AtomicU64,
     /// Times that a FETCH response waited because its client had exceeded its fetch rate.
     pub fetch_waits: AtomicU64,
-    /// Times that a subscription was switched to a lower rendition, and to a higher one.
+    /// Times that a subscription was switched to a lower rendition.
     pub renditions_down: AtomicU64,
+    /// Times that a subscription was switched to a higher rendition.
     pub renditions_up: AtomicU64,
     /// Times that the relay moved to another upstream relay, because the present one was silent or a preferred one
     /// answered.
     pub upstream_changes: AtomicU64,
     /// Times that a track moved from one relay of the cluster to another.
     pub reroutes: AtomicU64,
-    /// FETCHes for objects that tracks have missed while their source was away or changed. The next four fields count
-    /// the objects that came, and FETCHes that were refused, had no answer in time, or whose answer broke off or was too
-    /// large.
+    /// FETCHes for objects that tracks have missed while their source was away or changed.
     pub gaps_asked: AtomicU64,
+    /// Objects that these FETCHes have brought.
     pub gap_objects: AtomicU64,
+    /// Those that were refused.
     pub gaps_refused: AtomicU64,
+    /// Those that had no answer in time.
     pub gaps_timed_out: AtomicU64,
+    /// Those whose answer broke off or was too large.
     pub gaps_cut: AtomicU64,
-    /// Sessions with other relays that were begun because a namespace was asked for, and those that ended because
-    /// nobody needed them.
+    /// Sessions with other relays that were begun because a namespace was asked for.
     pub sessions_on_demand: AtomicU64,
+    /// Those of them that ended because nobody needed them.
     pub sessions_unneeded: AtomicU64,
     /// Announcements from other relays that were refused because their hop path contains this relay.
     pub routes_looped: AtomicU64,
@@ -62,6 +75,7 @@ pub struct OperatorCounters {
 }
 
 impl OperatorCounters {
+    /// Adds 1 to a counter.
     pub fn count(counter: &AtomicU64) {
         Self::add(counter, 1);
     }
@@ -97,6 +111,7 @@ impl OperatorCounters {
         });
     }
 
+    /// Adds to a counter.
     pub fn add(counter: &AtomicU64, amount: u64) {
         counter.fetch_add(amount, Relaxed);
     }
