@@ -14,9 +14,9 @@ const REST: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub struct GapState {
     from: Option<Location>,
-    /// The beginning of an earlier gap in which something may be missing still. The source at which it ended may lack
-    /// later objects itself.
-    earlier: Option<Location>,
+    /// Before this location nothing is missing, as far as a source has told. Later objects may be missing although no
+    /// gap is open: the source of the last gap may have lacked them itself, or have lost them.
+    settled: Option<Location>,
     known: Option<Location>,
     /// Number of requests in a row without an answer, and the time of the last one.
     unanswered: u32,
@@ -37,8 +37,7 @@ pub enum GapEnd {
 }
 
 impl GapState {
-    /// Opens the gap behind the largest object of the track, or where the first object is missing since an earlier gap
-    /// began. The cache does not answer for the gap from then on. Does nothing if nothing has arrived.
+    /// Opens the gap behind the largest object of the track, or where the first object is missing before it. The cache does not answer for the gap from then on. Does nothing if nothing has arrived.
     pub fn open(&mut self, data: &Track) {
         if let Some(from) = data.position() {
             self.open_at(data, from);
@@ -50,8 +49,8 @@ impl GapState {
         if self.from.is_none() {
             self.known = data.known_from();
         }
-        let earlier = self.from.or(self.earlier.take());
-        self.from = earlier.and_then(|earlier| data.first_missing(earlier, from)).or(Some(from));
+        let since = self.from.or(self.settled).or(self.known);
+        self.from = since.and_then(|since| data.first_missing(since, from)).or(Some(from));
         data.missed_before(None);
     }
 
@@ -60,13 +59,14 @@ impl GapState {
         self.from
     }
 
-    /// Closes the gap. If nothing is missing any more, the cache of the track answers for it again.
-    pub fn close(&mut self, data: &Track, end: GapEnd) {
+    /// Closes the gap before `group`. If nothing is missing any more, the cache of the track answers for it again.
+    pub fn close(&mut self, data: &Track, group: u64, end: GapEnd) {
         let from = self.from.take();
         let known = self.known.take().filter(|_| from.is_some());
-        self.earlier = match end {
-            GapEnd::Filled | GapEnd::Over => None,
-            GapEnd::Bridged | GapEnd::Unfilled => from.or(self.earlier),
+        self.settled = match end {
+            GapEnd::Filled => Some(Location { group, object: 0 }),
+            GapEnd::Bridged | GapEnd::Unfilled => from.or(self.settled),
+            GapEnd::Over => None,
         };
         if matches!(end, GapEnd::Filled | GapEnd::Bridged) {
             known.into_iter().for_each(|known| data.bridged(known));
@@ -128,11 +128,11 @@ mod tests {
         gap.open(&data);
         assert_eq!(gap.from(), Some(Location::new(11, 0)), "groups 11 to 19 may be missing");
         // The source that began with group 10 lacks some of the next groups itself.
-        gap.close(&data, GapEnd::Bridged);
+        gap.close(&data, 20, GapEnd::Bridged);
         gap.open(&data);
         assert_eq!(gap.from(), Some(Location::new(11, 0)));
         for (end, from) in [(GapEnd::Unfilled, (11, 0)), (GapEnd::Filled, (20, 1)), (GapEnd::Over, (20, 1))] {
-            gap.close(&data, end);
+            gap.close(&data, 20, end);
             assert_eq!(gap.from(), None);
             gap.open(&data);
             assert_eq!(gap.from(), Some(Location::new(from.0, from.1)), "{end:?}");

@@ -351,7 +351,8 @@ impl Publications {
     /// publisher may announce its namespace before it has the track, so SUBSCRIBE is sent again later.
     pub async fn relieve(&self, track: &Arc<LiveTrack>) {
         let rights = self.context.authority().may_serve(track.name());
-        if rights.is_ok_and(|rights| track.is_open_to(&self.context.owner(&rights))) {
+        let may_have_it = rights.is_ok_and(|rights| track.is_open_to(&self.context.owner(&rights)));
+        if may_have_it && !track.has_moved_on(self.context.id()) {
             self.settle_rivals(track, Duration::ZERO).await;
         }
     }
