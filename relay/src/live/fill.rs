@@ -28,9 +28,9 @@ impl LiveTrack {
         self.is_established() || self.is_waiting()
     }
 
-    /// Reports whether objects of the track may come from several sources, of which one may be late.
+    /// Reports whether the track moves from one source to another, of which either may be late.
     pub fn moves(&self) -> bool {
-        self.gap.is_open() || self.upstreams.lock().len() > 1
+        self.gap.is_open() || self.upstreams.lock().iter().any(|upstream| upstream.is_leaving())
     }
 
     /// Reports whether `upstream` publishes the track.

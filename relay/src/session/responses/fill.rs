@@ -18,8 +18,8 @@ use crate::hub::{FetchAnswer, FetchPiece, FetchedObjects};
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a FETCH waits for missing objects that may be on their way.
 const GAP_TIMEOUT: Duration = Duration::from_millis(300);
-/// How long after a group's beginning an earlier group may still begin, if the track has one source. If it has several,
-/// they may be any time apart.
+/// How long after a group's beginning an earlier group may still begin. While the track moves from one source to
+/// another, they may be any time apart.
 const LATE_GROUPS: Duration = Duration::from_secs(1);
 /// The shortest time between two checks of the cache for new objects. Media arrives in many small pieces, and each
 /// would cause a check.
