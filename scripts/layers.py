@@ -36,7 +36,7 @@ LAYOUT = [
     ("relay/access", "millrace-access", "base moq transport"),
     ("relay/cluster", "millrace-relay-cluster", "moq"),
     ("relay/discovery", "millrace-relay-discovery", "base moq relay-cluster"),
-    ("relay/status", "millrace-relay-status", "quic transport relay-cluster"),
+    ("relay/status", "millrace-relay-status", "moq quic transport relay-cluster"),
     ("relay", "millrace-relay", "access relay-cluster relay-status base logging quic webtransport moq transport"),
     ("relay/kernel", "millrace-relay-kernel", "kernel-build kernel quic moq transport"),
     ("gate", "millrace-gate", "base kernel-build kernel"),

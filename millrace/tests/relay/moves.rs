@@ -122,6 +122,7 @@ async fn viewers_at_an_edge_continue_when_the_publisher_comes_there() {
         expect_group(&mut scene.viewer, group).await;
     }
     // Either relay may ask first. What the former origin gets, it passes on.
+    // exact: the wait below repeats it
     let fetched = |status: &Status| status.totals.gap_objects + scene.origin.status().totals.gap_objects;
     scene.edge.until("its counter", |status| fetched(status) >= 6).await;
     scene.edge.until("the publisher alone", |status| status.tracks[0].publishers == 1).await;

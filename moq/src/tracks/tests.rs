@@ -620,7 +620,8 @@ fn fetch_says_which_objects_of_earlier_groups_may_still_arrive() {
     let rest_of_1 = (1, END, true);
     let late_2 = (2, END, true);
     let of_1 = [(1, 0, false), (1, 1, false)];
-    let (gaps, ready) = (Readiness::Gaps, Readiness::Ready);
+    let gaps = Readiness::Gaps;
+    let ready = Readiness::Ready;
     assert_eq!(to((1, 0), (1, 1), now), (ready, of_1.to_vec()));
     assert_eq!(to((1, 0), (1, END), now), (gaps, vec![of_1[0], of_1[1], rest_of_1]));
     assert_eq!(to((1, 1), (3, 0), now), (gaps, vec![of_1[1], rest_of_1, late_2, (3, 0, false)]));
