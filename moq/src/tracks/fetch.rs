@@ -1,12 +1,7 @@
 //! A FETCH response as a source for the data plane. It stores its object headers itself, and reads payloads from the
 //! cache.
 
-use std::{
-    collections::VecDeque,
-    ops::RangeInclusive,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, ops::RangeInclusive, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use millrace_quic::plane::source::{Source, SourceEnd, SourceExtent};
@@ -240,33 +235,18 @@ pub enum Readiness {
     Ready,
 }
 
-/// Streams of different groups may overtake each other. A group may be on its way if the cache has a later one that
-/// began a short time ago.
-#[derive(Clone, Copy, Debug)]
-pub struct Overtaking {
-    /// The present time.
-    pub now: Instant,
-    /// How long after a group's beginning an earlier group may still begin.
-    pub late: Duration,
-}
-
-impl Overtaking {
-    /// Reports whether a group that the cache lacks may be on its way, if `next` is the one after it.
-    fn is_awaited(self, next: &CachedGroup) -> bool {
-        self.now.saturating_duration_since(next.first_at) < self.late
-    }
-}
-
 /// Returns whether all objects between `first` and `last`, inclusive, have arrived, as far as the cache covers this
-/// range.
-pub fn readiness(track: &Track, first: Location, last: Location, overtaking: Overtaking) -> Readiness {
+/// range. Streams of different groups may overtake each other: a group that the cache lacks may be on its way if the next
+/// one has begun after `late_since`, or at any time if that is `None`.
+pub fn readiness(track: &Track, first: Location, last: Location, late_since: Option<Instant>) -> Readiness {
     let nothing_held = Location { object: last.object.saturating_add(1), ..last };
     let first = track.known_from().map_or(nothing_held, |known| known.max(first));
     let range = FetchRange { first, last, oldest: None, default_priority: 0 };
     let mut readiness = Readiness::Ready;
     let mut expected = first.group;
     let unfinished = track.visit(first.group, u64::MAX, GroupOrder::Ascending, |id, group| {
-        let is_skipped = expected < id && expected <= last.group && overtaking.is_awaited(group);
+        let is_skipped =
+            expected < id && expected <= last.group && late_since.is_none_or(|since| group.first_at > since);
         expected = id.saturating_add(1);
         if is_skipped || range.is_unfinished(id, group) || range.misses_some(id, group) {
             readiness = Readiness::Gaps;
@@ -310,9 +290,8 @@ impl FetchWalk {
     }
 
     /// Returns the next objects, at most `max`. The track may have changed since the previous call. In ascending order,
-    /// ranges whose objects have not arrived in time are returned, too.
-    pub fn next(&mut self, track: &Track, overtaking: Overtaking, max: usize) -> WalkStep {
-        let now = overtaking.now;
+    /// ranges whose objects have not arrived in time are returned, too: see [`readiness`] for `late_since`.
+    pub fn next(&mut self, track: &Track, now: Instant, late_since: Option<Instant>, max: usize) -> WalkStep {
         let nothing_held = Location { object: self.last.object.saturating_add(1), ..self.last };
         let held_from = track.known_from().unwrap_or(nothing_held);
         let Some(at) = self.at else { return WalkStep::Done };
@@ -339,7 +318,7 @@ impl FetchWalk {
             expected = id.saturating_add(1);
             let late = |last| FetchEntry::absent(last, RangeEnd::TimedOut);
             let mut items = Vec::new();
-            if is_skipped && overtaking.is_awaited(group) {
+            if is_skipped && late_since.is_none_or(|since| group.first_at > since) {
                 items.push(late(previous_location(Location { group: id, object: 0 }).min(last)));
             }
             if id > last.group {

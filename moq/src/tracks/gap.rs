@@ -14,9 +14,9 @@ const REST: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub struct GapState {
     from: Option<Location>,
-    /// Before this location nothing is missing, as far as a source has told. Later objects may be missing although no
-    /// gap is open: the source of the last gap may have lacked them itself, or have lost them.
-    settled: Option<Location>,
+    /// Objects from here on may be missing although no gap is open, since a source was silent: it may have lost some of
+    /// them, and the next source may have lacked them itself.
+    doubted: Option<Location>,
     known: Option<Location>,
     /// Number of requests in a row without an answer, and the time of the last one.
     unanswered: u32,
@@ -37,6 +37,18 @@ pub enum GapEnd {
 }
 
 impl GapState {
+    /// Records that the track's source is silent. Until a source has filled a gap, the next gap begins where the first
+    /// object is missing from now on, or from the group before the present one.
+    pub fn doubt(&mut self, data: &Track) {
+        let last = data.last_seen().map(|last| Location { group: last.group.saturating_sub(1), object: 0 });
+        self.doubted = self.doubted.or(last);
+    }
+
+    /// Reports whether a source was silent, and nothing has been filled since.
+    pub fn is_doubted(&self) -> bool {
+        self.doubted.is_some()
+    }
+
     /// Opens the gap behind the largest object of the track, or where the first object is missing before it. The cache does not answer for the gap from then on. Does nothing if nothing has arrived.
     pub fn open(&mut self, data: &Track) {
         if let Some(from) = data.position() {
@@ -49,7 +61,7 @@ impl GapState {
         if self.from.is_none() {
             self.known = data.known_from();
         }
-        let since = self.from.or(self.settled).or(self.known);
+        let since = self.from.or(self.doubted);
         self.from = since.and_then(|since| data.first_missing(since, from)).or(Some(from));
         data.missed_before(None);
     }
@@ -59,15 +71,11 @@ impl GapState {
         self.from
     }
 
-    /// Closes the gap before `group`. If nothing is missing any more, the cache of the track answers for it again.
-    pub fn close(&mut self, data: &Track, group: u64, end: GapEnd) {
+    /// Closes the gap. If nothing is missing any more, the cache of the track answers for it again.
+    pub fn close(&mut self, data: &Track, end: GapEnd) {
         let from = self.from.take();
         let known = self.known.take().filter(|_| from.is_some());
-        self.settled = match end {
-            GapEnd::Filled => Some(Location { group, object: 0 }),
-            GapEnd::Bridged | GapEnd::Unfilled => from.or(self.settled),
-            GapEnd::Over => None,
-        };
+        self.doubted.take_if(|_| matches!(end, GapEnd::Filled | GapEnd::Over));
         if matches!(end, GapEnd::Filled | GapEnd::Bridged) {
             known.into_iter().for_each(|known| data.bridged(known));
         }
@@ -127,12 +135,18 @@ mod tests {
         publish(20);
         gap.open(&data);
         assert_eq!(gap.from(), Some(Location::new(11, 0)), "groups 11 to 19 may be missing");
-        // The source that began with group 10 lacks some of the next groups itself.
-        gap.close(&data, 20, GapEnd::Bridged);
+        gap.close(&data, GapEnd::Bridged);
         gap.open(&data);
-        assert_eq!(gap.from(), Some(Location::new(11, 0)));
-        for (end, from) in [(GapEnd::Unfilled, (11, 0)), (GapEnd::Filled, (20, 1)), (GapEnd::Over, (20, 1))] {
-            gap.close(&data, 20, end);
+        assert_eq!(gap.from(), Some(Location::new(20, 1)), "its groups may be numbered with gaps");
+        // The source was silent, and the next one lacks some groups itself.
+        publish(21);
+        gap.doubt(&data);
+        publish(25);
+        gap.close(&data, GapEnd::Bridged);
+        gap.open(&data);
+        assert_eq!(gap.from(), Some(Location::new(22, 0)));
+        for (end, from) in [(GapEnd::Unfilled, (22, 0)), (GapEnd::Filled, (25, 1)), (GapEnd::Over, (25, 1))] {
+            gap.close(&data, end);
             assert_eq!(gap.from(), None);
             gap.open(&data);
             assert_eq!(gap.from(), Some(Location::new(from.0, from.1)), "{end:?}");

@@ -16,7 +16,7 @@ use super::{
     RESET_CODES,
     account::{Account, CacheShare},
     cache::{CacheLimits, TrackCache},
-    fetch::{FetchEntry, FetchResponse, FetchWalk, Overtaking, Readiness, WalkStep, readiness},
+    fetch::{FetchEntry, FetchResponse, FetchWalk, Readiness, WalkStep, readiness},
     subgroup::{SubgroupReceiver, SubgroupStream},
     track::{CachedDatagram, Duplicate, SUBGROUP_COST, Track},
     view::SubgroupView,
@@ -452,8 +452,8 @@ fn group_stores_each_of_many_datagrams_once() {
 }
 
 /// Groups that follow later than 100 ms after another one are not awaited.
-fn at(now: Instant) -> Overtaking {
-    Overtaking { now, late: Duration::from_millis(100) }
+fn late_since(now: Instant) -> Option<Instant> {
+    now.checked_sub(Duration::from_millis(100))
 }
 
 /// Iterates over a range, a few objects at a time. Returns all items, and the ranges that the cache does not cover.
@@ -469,7 +469,7 @@ fn walk(
     let mut missing = Vec::new();
     let mut walk = FetchWalk::new(first, last, order);
     loop {
-        match walk.next(track, at(now), max) {
+        match walk.next(track, now, late_since(now), max) {
             WalkStep::Objects(some) => {
                 let is_object = |entry: &&FetchEntry| matches!(entry.item, FetchItem::Object(_));
                 assert!(some.iter().filter(is_object).count() <= max);
@@ -556,9 +556,9 @@ fn fetch_waits_for_a_partial_object_and_skips_uncached_ones() {
     let mut six = begin(&track, now, 6, SubgroupId::Zero);
     let raw = objects(0..1, 30);
     push(&track, &mut six, now, &raw[..10]);
-    assert_eq!(readiness(&track, range.0, range.1, at(now)), Readiness::Unfinished);
+    assert_eq!(readiness(&track, range.0, range.1, late_since(now)), Readiness::Unfinished);
     push(&track, &mut six, now, &raw[10..]);
-    assert_eq!(readiness(&track, range.0, range.1, at(now)), Readiness::Ready);
+    assert_eq!(readiness(&track, range.0, range.1, late_since(now)), Readiness::Ready);
     for order in [GroupOrder::Ascending, GroupOrder::Descending] {
         let (objects, missing) = walk(&track, range.0, range.1, order, now, 10);
         assert_eq!(
@@ -577,7 +577,7 @@ fn fetch_range_has_gaps_while_the_subgroups_of_its_group_are_unfinished() {
     let mut later = begin(&track, now, 1, SubgroupId::Explicit(1));
     push(&track, &mut urgent, now, &objects([0, 2, 4], 30));
     push(&track, &mut later, now, &objects([1], 30));
-    let readiness_to = |last| readiness(&track, Location::new(1, 0), Location::new(1, last), at(now));
+    let readiness_to = |last| readiness(&track, Location::new(1, 0), Location::new(1, last), late_since(now));
     let count_to = |last| {
         let range = (Location::new(1, 0), Location::new(1, last));
         walk(&track, range.0, range.1, GroupOrder::Ascending, now, 2).0.len()
@@ -615,7 +615,7 @@ fn fetch_says_which_objects_of_earlier_groups_may_still_arrive() {
         let [first, last] = [first, last].map(|(group, object)| Location::new(group, object));
         let (objects, missing) = walk(&track, first, last, GroupOrder::Ascending, now, 10);
         assert_eq!(missing, []);
-        (readiness(&track, first, last, at(now)), items(&objects))
+        (readiness(&track, first, last, late_since(now)), items(&objects))
     };
     let rest_of_1 = (1, END, true);
     let late_2 = (2, END, true);

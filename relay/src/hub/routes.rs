@@ -135,6 +135,15 @@ impl Hub {
         state.spread(&Namespace::default());
     }
 
+    /// Records that the source with this session is silent, for the gaps of its tracks.
+    pub fn doubt(&self, session: u64) {
+        for track in self.tracks.read().values() {
+            if track.upstreams().iter().any(|one| one.publisher == session) {
+                track.gap.state.lock().doubt(&track.data);
+            }
+        }
+    }
+
     /// Watches the routes below `prefix`. The watch lists the present namespaces first.
     pub fn watch_routes(&self, prefix: Namespace) -> RouteWatch {
         self.namespaces.watch_routes(prefix)

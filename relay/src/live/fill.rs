@@ -74,7 +74,7 @@ impl LiveTrack {
     /// Closes the gap before `group`, with which the present source begins. Subgroups that are still kept end as
     /// incomplete.
     pub fn end_gap(&self, group: u64, end: GapEnd) {
-        self.gap.state.lock().close(&self.data, group, end);
+        self.gap.state.lock().close(&self.data, end);
         drop(self.copies.take_before(group));
     }
 

@@ -64,8 +64,9 @@ impl Publications {
         {
             return; // Another session has filled the gap, or the next source will.
         }
-        // The source may lack some of its first groups, or have had streams refused while the track was to move on.
-        let group = track.data.last_seen().map_or(group, |last| last.group.max(group));
+        // After a failure the source may lack some groups itself, or have had streams refused while the track moved on.
+        let last = track.data.last_seen().filter(|_| track.gap.state.lock().is_doubted());
+        let group = last.map_or(group, |last| last.group.max(group));
         if track.missing_before(group).is_none() {
             return track.end_gap(group, GapEnd::Bridged);
         }

@@ -6,7 +6,7 @@ use millrace_moq::{
     FetchItem, Location, Parameters, code,
     data::RangeEnd,
     message::{FetchOk, RequestError},
-    tracks::fetch::{FetchEntry, FetchWalk, Overtaking, PayloadPlace, Readiness, WalkStep, readiness},
+    tracks::fetch::{FetchEntry, FetchWalk, PayloadPlace, Readiness, WalkStep, readiness},
 };
 use tokio::time::{sleep, timeout, timeout_at};
 use tracing::debug;
@@ -97,13 +97,13 @@ impl UnderWay {
         let data = &self.range.track.data;
         match data.known_from().is_some_and(|known| known <= last) && data.largest() < Some(last) {
             true => Readiness::Unfinished,
-            false => readiness(data, self.range.first, last, self.overtaking()),
+            false => readiness(data, self.range.first, last, self.late_since()),
         }
     }
 
-    fn overtaking(&self) -> Overtaking {
-        let late = if self.range.track.moves() { Duration::MAX } else { LATE_GROUPS };
-        Overtaking { now: Instant::now(), late }
+    /// Returns since when groups must have begun so that earlier ones may still be on their way. `None`: at any time.
+    fn late_since(&self) -> Option<Instant> {
+        Instant::now().checked_sub(LATE_GROUPS).filter(|_| !self.range.track.moves())
     }
 
     /// Adds the objects to the response as fast as the subscriber acknowledges them.
@@ -130,7 +130,7 @@ impl UnderWay {
     async fn fill_from_cache(&self, mut walk: FetchWalk) -> Result<(), FillError> {
         loop {
             self.room().await;
-            match walk.next(&self.range.track.data, self.overtaking(), BATCH) {
+            match walk.next(&self.range.track.data, Instant::now(), self.late_since(), BATCH) {
                 WalkStep::Objects(objects) => {
                     self.fetched(objects.iter().map(payload_len).sum());
                     objects.into_iter().for_each(|object| self.response.push(object));
