@@ -12,8 +12,8 @@ use millrace_moq::{
 use super::goaway::goaway;
 use super::groups::{expect_group, publish_group};
 use super::peer::{
-    PeerStreamEnd, ReceivedSubgroup, Rivals, TestPeer, TestRelay, at, first_subscriber, header, patiently,
-    payload, with_publisher,
+    PeerStreamEnd, ReceivedSubgroup, TestPeer, TestRelay, at, first_subscriber, header, patiently, payload,
+    with_publisher,
 };
 use super::returns::silence;
 use super::sources::{edge_of, only_upstream, relay_behind_a_way};
@@ -285,22 +285,25 @@ async fn objects_that_a_leaving_source_does_not_deliver_are_fetched_from_the_nex
     subscriber.expect_no_stream().await;
 }
 
-/// The second publisher has had every object since it joined, so it is asked for nothing.
+/// The second publisher begins with the group after the one that the first has ended with.
 #[tokio::test]
 async fn nothing_is_fetched_from_a_publisher_that_leads_and_lacks_nothing() {
-    let relay = TestRelay::start();
-    let mut rivals = Rivals::from_relay(&relay).await;
-    for group in 0..3 {
-        publish_group(&rivals.one, 1, group).await;
-        expect_group(&mut rivals.subscriber, group).await;
-        publish_group(&rivals.two, 2, group).await;
-    }
-    publish_group(&rivals.two, 2, 3).await;
-    expect_group(&mut rivals.subscriber, 3).await;
-    rivals.one.session.close(code::Session::NO_ERROR, "");
+    let relay = TestRelay::with(|config| config.linger = Duration::from_secs(600));
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    publish_group(&publisher, 1, 1000).await;
+    expect_group(&mut subscriber, 1000).await;
+    relay.until_largest(at(1000, 1)).await;
+    let mut second = relay.peer().await;
+    let _second_namespace = second.publish_namespace("live/cam").await;
+    let _accepted = accept(&mut second, &track, at(1000, 1)).await;
+    publish_group(&second, 5, 1001).await;
+    expect_group(&mut subscriber, 1001).await;
+    publisher.session.close(code::Session::NO_ERROR, "");
     relay.until("its end", |status| status.tracks[0].publishers == 1).await;
-    publish_group(&rivals.two, 2, 4).await;
-    expect_group(&mut rivals.subscriber, 4).await;
+    publish_group(&second, 5, 1002).await;
+    expect_group(&mut subscriber, 1002).await;
     // exact: the relay decides about a FETCH when the publisher's end shows, and the group came later
     assert_eq!(relay.status().totals.gaps_asked, 0);
 }
