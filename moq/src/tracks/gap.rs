@@ -14,6 +14,8 @@ const REST: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub struct GapState {
     from: Option<Location>,
+    /// The first group that the source sends, once it is known.
+    until: Option<u64>,
     /// Objects from here on may be missing although no gap is open, since a source was silent: it may have lost some of
     /// them, and the next source may have lacked them itself.
     doubted: Option<Location>,
@@ -61,9 +63,17 @@ impl GapState {
         if self.from.is_none() {
             self.known = data.known_from();
         }
-        let since = self.from.or(self.doubted);
+        let until = self.until.take().map(|group| Location { group, object: 0 });
+        let gap = self.from.zip(until).filter(|_| self.doubted.is_none());
+        let is_bridged = gap.is_some_and(|(from, until)| data.first_missing(from, until).is_none());
+        let since = self.from.or(self.doubted).filter(|_| !is_bridged);
         self.from = since.and_then(|since| data.first_missing(since, from)).or(Some(from));
         data.missed_before(None);
+    }
+
+    /// Records the first group that the source sends.
+    pub fn ends_at(&mut self, group: u64) {
+        self.until = Some(group);
     }
 
     /// Returns the first location that may be missing, if the gap is open.
@@ -135,9 +145,9 @@ mod tests {
         publish(20);
         gap.open(&data);
         assert_eq!(gap.from(), Some(Location::new(11, 0)), "groups 11 to 19 may be missing");
-        gap.close(&data, GapEnd::Bridged);
+        gap.ends_at(11);
         gap.open(&data);
-        assert_eq!(gap.from(), Some(Location::new(20, 1)), "its groups may be numbered with gaps");
+        assert_eq!(gap.from(), Some(Location::new(20, 1)), "a source may number its groups with gaps");
         // The source was silent, and the next one lacks some groups itself.
         publish(21);
         gap.doubt(&data);

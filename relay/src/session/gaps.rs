@@ -46,9 +46,12 @@ impl Publications {
         let PublishedTrack { track, upstream } = published;
         let patience = claimed.map_or(self.context.hub().cache.limits().age, |_| PATIENCE);
         let _ = timeout(patience, upstream.until_begun()).await; // Without a stream, the location that was named counts.
-        let _one_at_a_time = track.gap.filling.lock().await;
         let begun = upstream.begun().into_iter();
         let Some(group) = begun.chain(claimed.map(|claimed| claimed.group)).min() else { return };
+        if !upstream.is_leaving() {
+            track.gap.state.lock().ends_at(group);
+        }
+        let _one_at_a_time = track.gap.filling.lock().await;
         if !track.has_source(upstream) {
             return; // The gap is the next source's.
         }
@@ -134,13 +137,12 @@ impl Publications {
         silent: &[Arc<UpstreamTrack>],
     ) -> Result<(u64, bool), GapError> {
         let mut added = 0;
-        let mut attempts = 0;
-        while let Some(missing) = published.track.missing_before(group) {
+        for attempt in 1..=ATTEMPTS {
+            let Some(missing) = published.track.missing_before(group) else { break };
             OperatorCounters::count(&self.context.hub().counters.gaps_asked);
             let (objects, is_whole) = self.fetch_missing(published, missing, group, silent).await?;
             added += objects;
-            attempts += 1;
-            if is_whole || attempts == ATTEMPTS {
+            if is_whole || attempt == ATTEMPTS {
                 return Ok((added, is_whole));
             }
             sleep(LOOKS).await;
