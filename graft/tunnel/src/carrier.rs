@@ -92,9 +92,9 @@ pub enum CarrierLink {
 ///
 /// A carrier is *ready*, *suspected* or *closed*. `Carriers::suspect` moves a ready carrier to suspected when an answer
 /// on it is overdue. Any answer ([`Self::answers`]) makes it ready again. While it is suspected and the peer has a
-/// carrier that is not, it is also *left*: [`Self::wait_until_left`] returns, and the tunnelled connections move to the other
-/// carrier. It is closed when its link ends or [`Self::close`] is called, and stays so. The task that made the carrier
-/// adds it to `Carriers` once, and removes it after its end. Only `Carriers` calls [`Self::set_suspect`] and
+/// carrier that is not, it is also *left*: [`Self::wait_until_left`] returns, and the tunnelled connections move to the
+/// other carrier. It is closed when its link ends or [`Self::close`] is called, and stays so. The task that made the
+/// carrier adds it to `Carriers` once, and removes it after its end. Only `Carriers` calls [`Self::set_suspect`] and
 /// [`Self::set_left`], with its lock held. The peer, the route and the link never change.
 pub struct PeerCarrier {
     pub peer: Arc<CarrierPeer>,

@@ -38,16 +38,9 @@
 		(less_one_ & ((most) - 1)) + 1; \
 	})
 
-/* Declares a map: its type (BPF_MAP_TYPE_...), its name, the types of its keys and values, and its number of entries. */
-#define BPF_MAP(map_type, name, key_type, value_type, entries) \
-	struct {                                               \
-		__uint(type, BPF_MAP_TYPE_##map_type);         \
-		__uint(max_entries, entries);                  \
-		__type(key, key_type);                         \
-		__type(value, value_type);                     \
-	} name SEC(".maps")
-
-/* Declares a map with flags (BPF_F_...). */
+/* Declares a map: its type (BPF_MAP_TYPE_...), its name, the types of its keys and values, its number of entries, and its
+ * flags (BPF_F_...).
+ */
 #define BPF_MAP_FLAGS(map_type, name, key_type, value_type, entries, flags) \
 	struct {                                                            \
 		__uint(type, BPF_MAP_TYPE_##map_type);                      \
@@ -56,6 +49,10 @@
 		__type(key, key_type);                                      \
 		__type(value, value_type);                                  \
 	} name SEC(".maps")
+
+/* Declares a map without flags. */
+#define BPF_MAP(map_type, name, key_type, value_type, entries) \
+	BPF_MAP_FLAGS(map_type, name, key_type, value_type, entries, 0)
 
 /* Declares a ring buffer of this size, a power of two. */
 #define BPF_RING(name, bytes)                       \

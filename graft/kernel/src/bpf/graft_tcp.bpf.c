@@ -6,6 +6,7 @@
  * decision to other programs of the cgroup. All state of a connection is in the socket's storage and ends
  * with the socket. An accepted socket has state only after its handshake.
  */
+#include "barrier_map.h"
 #include "caller.h"
 #include "graft_event.h"
 #include "rule_lists.h"
@@ -25,23 +26,6 @@
 #define COOKIE_LIFE_NS	   (150 * 1000000000ULL)
 
 RULE_LISTS(struct graft_rule, GRAFT_RULES);
-
-/* Userspace updates `barrier` to wait for running programs: an update of a map of maps returns only after
- * every program that ran before has ended (`maybe_wait_bpf_programs`).
- */
-struct nothing {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(key_size, sizeof(__u32));
-	__uint(value_size, sizeof(__u32));
-	__uint(max_entries, 1);
-} nothing SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__type(key, __u32);
-	__uint(max_entries, 1);
-	__array(values, struct nothing);
-} barrier SEC(".maps");
 
 /* A client's socket moves from OFFERING (its SYN has the TCP option of grafts) to CONFIRMING (the server answered; ACKs
  * repeat the option until the server sends a packet) to DONE. If the SYN-ACK has no answer, it moves to DONE at once. A
@@ -69,13 +53,8 @@ struct socket_state {
 	__u8 pad[2];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__type(key, int);
-	__type(value, struct socket_state);
-	/* BPF_F_CLONE lets an accepted socket inherit its listener's state. */
-	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
-} states SEC(".maps");
+/* BPF_F_CLONE lets an accepted socket inherit its listener's state. */
+BPF_MAP_FLAGS(SK_STORAGE, states, int, struct socket_state, 0, BPF_F_NO_PREALLOC | BPF_F_CLONE);
 
 /* The process that called connect() for a socket. A socket has an entry only if a rule needed the process at that time.
  * Accepted sockets have no entry.
