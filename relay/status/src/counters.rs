@@ -16,7 +16,7 @@ pub struct OperatorCounters {
     pub request_errors: AtomicU64,
     /// Objects from publishers.
     pub objects_received: AtomicU64,
-    /// Payload of these objects, in bytes.
+    /// Payload of objects from publishers, in bytes.
     pub object_bytes_received: AtomicU64,
     /// Sessions closed because the peer violated the protocol.
     pub protocol_violations: AtomicU64,
@@ -52,17 +52,17 @@ pub struct OperatorCounters {
     pub reroutes: AtomicU64,
     /// FETCHes for objects that tracks have missed while their source was away or changed.
     pub gaps_asked: AtomicU64,
-    /// Objects that these FETCHes have brought.
+    /// Objects that FETCHes for missed objects have brought.
     pub gap_objects: AtomicU64,
-    /// Those that were refused.
+    /// FETCHes for missed objects that were refused.
     pub gaps_refused: AtomicU64,
-    /// Those that had no answer in time.
+    /// FETCHes for missed objects that had no answer in time.
     pub gaps_timed_out: AtomicU64,
-    /// Those whose answer broke off or was too large.
+    /// FETCHes for missed objects whose answer broke off or was too large.
     pub gaps_cut: AtomicU64,
     /// Sessions with other relays that were begun because a namespace was asked for.
     pub sessions_on_demand: AtomicU64,
-    /// Those of them that ended because nobody needed them.
+    /// Sessions of that kind that ended because nobody needed them.
     pub sessions_unneeded: AtomicU64,
     /// Announcements from other relays that were refused because their hop path contains this relay.
     pub routes_looped: AtomicU64,
