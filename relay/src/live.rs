@@ -238,8 +238,8 @@ impl LiveTrack {
         Some(TrackClaim { _owner: Some(claims), has_passed })
     }
 
-    /// Records that the track moves to the relay with this session.
-    pub fn moves_to(&self, session: u64) {
+    /// Records the decision to move the track to the relay with this session.
+    pub fn note_move_to(&self, session: u64) {
         *self.next.lock() = Some((session, Instant::now()));
     }
 
@@ -303,12 +303,14 @@ impl LiveTrack {
 
     /// Goes on with the publisher of a session from which the track was moving away. Returns false if there is none.
     pub fn return_to(&self, session: u64) -> bool {
-        let Some(source) = self.upstreams().into_iter().find(|source| source.publisher == session) else {
+        let upstreams = self.upstreams.lock();
+        let Some(source) = upstreams.iter().find(|source| source.publisher == session).map(Arc::clone) else {
             return false;
         };
         source.stay();
-        self.hand_over_to(&source, None);
         self.gap.state.lock().open(&self.data);
+        drop(upstreams);
+        self.hand_over_to(&source, None);
         source.ask(UpstreamRequest::FillGap);
         true
     }

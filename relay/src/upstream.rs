@@ -30,8 +30,8 @@ pub const RIVAL_PATIENCE: Duration = Duration::from_millis(500);
 ///   IDs *stands by* ([`Self::stand_by`]), and is asked for no objects until it leads.
 /// * *unnumbered* after [`Self::returns`], when the publisher takes over from another one, until [`Self::number`] has
 ///   seen its first group. Later groups wait on the lock of `returned` until then.
-/// * *leaving* ([`Self::leave`], [`Self::stay`]), and *handed over* from a certain group on ([`Self::hand_over`]). The handover ends if
-///   the other subscription is dropped.
+/// * *leaving* ([`Self::leave`], [`Self::stay`]), and *handed over* from a certain group on ([`Self::hand_over`]). The
+///   handover ends if the other subscription is dropped.
 /// * *revoked* for good ([`Self::revoke`]): its open streams end.
 ///
 /// The flags are read without a lock, so a stream that begins during a change may see the old or the new value. The
@@ -278,11 +278,6 @@ impl UpstreamTrack {
         self.is_of_upstream || self.is_of_relay
     }
 
-    /// Returns the smallest group of the streams that the publisher has begun.
-    pub fn begun(&self) -> Option<u64> {
-        *self.first_group.borrow()
-    }
-
     /// Records that the publisher takes over from another one. Its first group will show whether it continues the group
     /// IDs, and decides how the `unfinished` streams end. `claimed` is the largest location that the publisher named.
     /// `is_copy`: both may be publishers of the same objects, of which one is a moment behind the other.
@@ -348,9 +343,10 @@ impl UpstreamTrack {
         });
     }
 
-    /// Waits until the publisher has begun a stream.
-    pub async fn until_begun(&self) {
-        let _ = self.first_group.subscribe().wait_for(Option::is_some).await; // The sender is in `self`.
+    /// Waits until the publisher has begun a stream, and returns the smallest group of its streams.
+    pub async fn first_group(&self) -> Option<u64> {
+        let mut first = self.first_group.subscribe();
+        first.wait_for(|first| first.is_some()).await.ok().and_then(|first| *first)
     }
 
     /// Reports whether the subscription that takes over still exists. If it does not, all groups come from this

@@ -241,12 +241,11 @@ pub enum Readiness {
 pub fn readiness(track: &Track, first: Location, last: Location, late_since: Option<Instant>) -> Readiness {
     let nothing_held = Location { object: last.object.saturating_add(1), ..last };
     let first = track.known_from().map_or(nothing_held, |known| known.max(first));
-    let range = FetchRange { first, last, oldest: None, default_priority: 0 };
+    let range = FetchRange { first, last, oldest: None, late_since, default_priority: 0 };
     let mut readiness = Readiness::Ready;
     let mut expected = first.group;
     let unfinished = track.visit(first.group, u64::MAX, GroupOrder::Ascending, |id, group| {
-        let is_skipped =
-            expected < id && expected <= last.group && late_since.is_none_or(|since| group.first_at > since);
+        let is_skipped = range.awaits(expected, id, group);
         expected = id.saturating_add(1);
         if is_skipped || range.is_unfinished(id, group) || range.misses_some(id, group) {
             readiness = Readiness::Gaps;
@@ -304,6 +303,7 @@ impl FetchWalk {
             first: at.max(held_from).max(self.first),
             last: self.last,
             oldest: track.max_cache_duration().and_then(|duration| now.checked_sub(duration)),
+            late_since,
             default_priority: track.default_priority(),
         };
         let is_ascending = self.order == GroupOrder::Ascending;
@@ -314,13 +314,12 @@ impl FetchWalk {
         let mut expected = at.group;
         let last = self.last;
         let found = track.visit(low, high, self.order, |id, group| {
-            let is_skipped = is_ascending && expected < id && expected <= last.group;
-            expected = id.saturating_add(1);
             let late = |last| FetchEntry::absent(last, RangeEnd::TimedOut);
             let mut items = Vec::new();
-            if is_skipped && late_since.is_none_or(|since| group.first_at > since) {
+            if is_ascending && range.awaits(expected, id, group) {
                 items.push(late(previous_location(Location { group: id, object: 0 }).min(last)));
             }
+            expected = id.saturating_add(1);
             if id > last.group {
                 return Some((last.group, items, None));
             }
@@ -380,6 +379,8 @@ struct FetchRange {
     last: Location,
     /// Objects that arrived before this time are too old to be served (MAX_CACHE_DURATION).
     oldest: Option<Instant>,
+    /// See [`readiness`].
+    late_since: Option<Instant>,
     default_priority: u8,
 }
 
@@ -399,6 +400,13 @@ impl FetchRange {
             end == SourceEnd::Open
                 && last.is_some_and(|last| self.ids(id).contains(&last.start.id) && last.start.end() > len)
         })
+    }
+
+    /// Reports whether the cache lacks groups of the range from `expected` on and before the cached group `id`, and they
+    /// may be on their way.
+    fn awaits(&self, expected: u64, id: u64, group: &CachedGroup) -> bool {
+        let lacks = expected < id && expected <= self.last.group;
+        lacks && self.late_since.is_none_or(|since| group.first_at > since)
     }
 
     /// Reports whether the range covers the end of this cached group, and more of the group may arrive.

@@ -30,7 +30,7 @@ pub struct GapState {
 pub enum GapEnd {
     /// A source has given everything in the gap that exists.
     Filled,
-    /// Nothing is missing before the first group of the source.
+    /// The track has every object before the first group of the source.
     Bridged,
     /// Some of the objects in the gap did not come.
     Unfilled,
@@ -51,14 +51,16 @@ impl GapState {
         self.doubted.is_some()
     }
 
-    /// Opens the gap behind the largest object of the track, or where the first object is missing before it. The cache does not answer for the gap from then on. Does nothing if nothing has arrived.
+    /// Opens the gap behind the largest object of the track, or where an earlier object is missing that the open gap or
+    /// a silent source may owe. The cache does not answer for the gap from then on. A track without objects has no gap.
     pub fn open(&mut self, data: &Track) {
         if let Some(from) = data.position() {
             self.open_at(data, from);
         }
     }
 
-    /// Opens the gap at `from` and not behind the largest object, since later objects have come from another source.
+    /// Opens the gap like [`Self::open`], with `from` in place of the end of the track: later objects have come from
+    /// another source.
     pub fn open_at(&mut self, data: &Track, from: Location) {
         if self.from.is_none() {
             self.known = data.known_from();
@@ -66,6 +68,7 @@ impl GapState {
         let until = self.until.take().map(|group| Location { group, object: 0 });
         let gap = self.from.zip(until).filter(|_| self.doubted.is_none());
         let is_bridged = gap.is_some_and(|(from, until)| data.first_missing(from, until).is_none());
+        // A source may number its groups with gaps, so nothing is looked for between groups of a source that answered.
         let since = self.from.or(self.doubted).filter(|_| !is_bridged);
         self.from = since.and_then(|since| data.first_missing(since, from)).or(Some(from));
         data.missed_before(None);

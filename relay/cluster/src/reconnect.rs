@@ -15,13 +15,13 @@ pub const BRIEF: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Pauses(Duration);
 
-impl Pauses {
-    /// Begins with the shortest pause.
-    #[allow(clippy::new_without_default, reason = "the first pause is a choice of this type's")]
-    pub fn new() -> Self {
+impl Default for Pauses {
+    fn default() -> Self {
         Self(SHORTEST)
     }
+}
 
+impl Pauses {
     /// Returns the pause after a session with the duration `lasted`, which is zero if the attempt to connect failed.
     /// `invites` is true if the other relay expects this one to connect again at once: it answered with a stateless
     /// reset, because it was restarted, or it sent GOAWAY.
@@ -51,14 +51,14 @@ mod tests {
 
     #[test]
     fn reconnect_pause_after_failures_doubles_up_to_15_seconds() {
-        let pauses = milliseconds(&mut Pauses::new(), Duration::ZERO, 8);
+        let pauses = milliseconds(&mut Pauses::default(), Duration::ZERO, 8);
         assert_eq!(pauses, [250, 500, 1000, 2000, 4000, 8000, 15_000, 15_000]);
     }
 
     /// If an upstream relay accepts sessions and ends them at once, the pause between connection attempts still grows.
     #[test]
     fn reconnect_pause_doubles_after_short_sessions_only() {
-        let mut pauses = Pauses::new();
+        let mut pauses = Pauses::default();
         assert_eq!(milliseconds(&mut pauses, Duration::from_secs(1), 3), [250, 500, 1000]);
         assert_eq!(pauses.next_pause(LONGEST, false).as_millis(), 2000);
         assert_eq!(pauses.next_pause(LONGEST + Duration::from_secs(1), false).as_millis(), 250);
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn restarted_upstream_is_reconnected_at_once_but_not_repeatedly() {
-        let mut pauses = Pauses::new();
+        let mut pauses = Pauses::default();
         assert_eq!(milliseconds(&mut pauses, Duration::ZERO, 3), [250, 500, 1000]);
         assert_eq!(pauses.next_pause(Duration::from_secs(5), true).as_millis(), 0);
         assert_eq!(pauses.next_pause(Duration::from_millis(100), true).as_millis(), 250);

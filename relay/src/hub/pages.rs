@@ -40,6 +40,17 @@ pub fn page<K: Ord + Clone, V, E>(
     Page { found: entries.into_iter().filter_map(|(key, value)| take(key, value)).collect(), more }
 }
 
+/// Calls `visit` for each entry of all pages.
+pub fn each<E>(mut pages: Pages<E>, mut visit: impl FnMut(E)) {
+    loop {
+        let page = pages();
+        page.found.into_iter().for_each(&mut visit);
+        if !page.more {
+            return;
+        }
+    }
+}
+
 /// Returns the lower bound of the range of tracks below a namespace prefix.
 pub fn front(prefix: &Namespace) -> Bound<TrackName> {
     // The empty track name sorts before every other track of the namespace. It adds no bytes, so the full name cannot

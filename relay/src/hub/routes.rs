@@ -17,6 +17,7 @@ use super::{
     Hub, OperatorCounters,
     announced::{RelayRegistration, RoutePublication},
     namespaces::{NamespaceState, PublisherNamespaces},
+    pages,
     publisher::{HubPublisher, Requester},
     route_watch::RouteWatch,
 };
@@ -135,13 +136,13 @@ impl Hub {
         state.spread(&Namespace::default());
     }
 
-    /// Records that the source with this session is silent, for the gaps of its tracks.
-    pub fn doubt(&self, session: u64) {
-        for track in self.tracks.read().values() {
-            if track.upstreams().iter().any(|one| one.publisher == session) {
+    /// Records that the session `silent` does not answer, for the gaps of the tracks that come from it.
+    pub fn doubt(&self, silent: u64) {
+        pages::each(self.tracks_below(Namespace::default(), LiveTrack::is_established), |track| {
+            if track.upstreams().iter().any(|source| source.publisher == silent) {
                 track.gap.state.lock().doubt(&track.data);
             }
-        }
+        });
     }
 
     /// Watches the routes below `prefix`. The watch lists the present namespaces first.
@@ -235,17 +236,9 @@ impl Hub {
         let wanted = |track: &LiveTrack| {
             track.subscription_count() > 0 && (track.is_established() || track.is_waiting())
         };
-        let mut pages = self.tracks_below(namespace.clone(), wanted);
         let now = Time::now();
-        loop {
-            let page = pages();
-            for track in &page.found {
-                self.reroute_track(track, rerouting, now);
-            }
-            if !page.more {
-                break;
-            }
-        }
+        let tracks = self.tracks_below(namespace.clone(), wanted);
+        pages::each(tracks, |track| self.reroute_track(&track, rerouting, now));
         rerouting.forget_old(now);
     }
 
@@ -271,7 +264,7 @@ impl Hub {
             NextSource::Move(link) => {
                 let Some(next) = self.namespaces.0.lock().source(namespace, link) else { return };
                 self.leave_sources(track);
-                track.moves_to(link);
+                track.note_move_to(link);
                 if !track.return_to(link) {
                     next.back_up(vec![Arc::clone(track)]);
                 }

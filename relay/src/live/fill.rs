@@ -1,10 +1,10 @@
 //! Fills the gap of a track: the objects that it missed while its source was away or changed
 //! (docs/notes/design/0052-gaps.md).
 //!
-//! A gap is *open* from the time at which a track gets another source, or at which the source that it has beside a
-//! failing one begins to lead. A session with that source asks for the missing
-//! objects by FETCH, one session at a time, and adds them with a [`GapFill`]. The gap is closed when the source has
-//! answered. If the session ends before, it stays open for the next source.
+//! A gap is *open* from the time at which a track gets another source, or at which its second source begins to lead. A
+//! session with that source asks for the missing objects by FETCH, one session at a time, and adds them with a
+//! [`GapFill`]. The gap is closed when the source has answered. If the session ends before, it stays open for the next
+//! source.
 
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
@@ -28,7 +28,7 @@ impl LiveTrack {
         self.is_established() || self.is_waiting()
     }
 
-    /// Reports whether the track moves from one source to another, of which either may be late.
+    /// Reports whether the track moves from one source to another. Objects of either source may then be late.
     pub fn moves(&self) -> bool {
         self.gap.is_open() || self.upstreams.lock().iter().any(|upstream| upstream.is_leaving())
     }
@@ -38,7 +38,7 @@ impl LiveTrack {
         self.upstreams.lock().iter().any(|other| Arc::ptr_eq(other, upstream))
     }
 
-    /// Removes a publisher from the track's. If it was the leading one, the next in the list becomes that.
+    /// Removes a publisher from `upstreams`, the track's list. If it was the leading one, the next in the list leads.
     pub(super) fn take_source(
         &self,
         upstreams: &mut Vec<Arc<UpstreamTrack>>,

@@ -125,7 +125,7 @@ impl ServerShared {
         let host = peer.status.borrow().host.clone();
         let idle =
             self.config.cluster.as_ref().and_then(|cluster| cluster.on_demand).unwrap_or(Duration::MAX);
-        let mut pauses = Pauses::new();
+        let mut pauses = Pauses::default();
         // The URI of the relay's GOAWAY, which is used for the next session only.
         let mut there = None;
         // An earlier session whose peer has sent GOAWAY.

@@ -62,7 +62,7 @@ impl UpstreamCandidates {
     fn new(upstreams: &[UpstreamRelay], now: Instant) -> Self {
         let source = |upstream: &UpstreamRelay| UpstreamCandidate {
             upstream: upstream.clone(),
-            pauses: Pauses::new(),
+            pauses: Pauses::default(),
             until: now,
         };
         Self(upstreams.iter().map(source).collect())

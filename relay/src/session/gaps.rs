@@ -13,19 +13,19 @@ use crate::{
     upstream::UpstreamTrack,
 };
 
-/// How long the first stream of a new source is waited for if that has named its largest location, and then the end of
-/// streams of the lost ones.
+/// The longest wait for the first stream of a new source that has named its largest location, and the longest wait for
+/// the end of a lost source's streams.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How often the relay checks whether a source from which the track moves away still answers, and asks again.
 const LOOKS: Duration = Duration::from_secs(1);
-/// The longest wait for what sources still deliver from which the track moves away. The new source keeps the objects
-/// that they lack for a limited time.
+/// The longest wait for the objects that earlier sources still deliver while the track moves away from them. The new
+/// source keeps what they do not deliver for a limited time.
 const BACKLOG: Duration = Duration::from_secs(3);
 /// After how many checks in a row without an answer its part is fetched as well.
 const MISSES: u32 = 2;
 /// The most FETCHes for one gap, while the source does not know all of it.
 const ATTEMPTS: u32 = 3;
-/// The most bytes that are fetched at once for a gap, if that is no more than a quarter of the cache.
+/// The most bytes that are fetched for one gap, if that is no more than a quarter of the cache.
 const MAX_BYTES: usize = 64 << 20;
 /// The bytes that an object counts for in addition to its payload and properties. Each object may need a stream of its
 /// own to each subscriber, so their number is limited by this.
@@ -44,28 +44,27 @@ impl Publications {
     /// that the publisher named.
     pub(super) async fn fill_gap(&self, published: &PublishedTrack, claimed: Option<Location>) {
         let PublishedTrack { track, upstream } = published;
+        let may_fill = || {
+            let is_source = track.has_source(upstream) && !upstream.is_leaving() && !upstream.stands_by();
+            is_source && track.gap.is_open()
+        };
         let patience = claimed.map_or(self.context.hub().cache.limits().age, |_| PATIENCE);
-        let _ = timeout(patience, upstream.until_begun()).await; // Without a stream, the location that was named counts.
-        let begun = upstream.begun().into_iter();
-        let Some(group) = begun.chain(claimed.map(|claimed| claimed.group)).min() else { return };
-        if !upstream.is_leaving() {
+        let first = timeout(patience, upstream.first_group()).await.ok().flatten();
+        let Some(group) = first.into_iter().chain(claimed.map(|claimed| claimed.group)).min() else { return };
+        if may_fill() {
             track.gap.state.lock().ends_at(group);
         }
         let _one_at_a_time = track.gap.filling.lock().await;
-        if !track.has_source(upstream) {
-            return; // The gap is the next source's.
+        if !may_fill() {
+            return; // Another session has filled the gap, or the next source will.
         }
         // Until the gap is filled, other relays that ask for its objects are not told that there are none.
         if track.missing_before(group).is_some() {
             track.data.missed_before(Some(Location { group, object: 0 }));
         }
         let silent = self.await_earlier_sources(published).await;
-        if !track.gap.is_open()
-            || !track.has_source(upstream)
-            || upstream.is_leaving()
-            || upstream.stands_by()
-        {
-            return; // Another session has filled the gap, or the next source will.
+        if !may_fill() {
+            return;
         }
         // After a failure the source may lack some groups itself, or have had streams refused while the track moved on.
         let last = track.data.last_seen().filter(|_| track.gap.state.lock().is_doubted());
@@ -136,11 +135,13 @@ impl Publications {
         group: u64,
         silent: &[Arc<UpstreamTrack>],
     ) -> Result<(u64, bool), GapError> {
+        let mut left = MAX_BYTES.min(self.context.hub().cache.limits().bytes / 4);
         let mut added = 0;
         for attempt in 1..=ATTEMPTS {
             let Some(missing) = published.track.missing_before(group) else { break };
             OperatorCounters::count(&self.context.hub().counters.gaps_asked);
-            let (objects, is_whole) = self.fetch_missing(published, missing, group, silent).await?;
+            let (objects, is_whole) =
+                self.fetch_missing(published, missing, group, silent, &mut left).await?;
             added += objects;
             if is_whole || attempt == ATTEMPTS {
                 return Ok((added, is_whole));
@@ -150,16 +151,17 @@ impl Publications {
         Ok((added, true))
     }
 
-    /// Fetches the objects of `missing`, all before `group`, and adds them to the track. Returns their number, and
-    /// whether the source knew the whole range.
+    /// Fetches the objects of `missing`, all before `group`, and adds them to the track. `left` is the number of bytes
+    /// that may still come for the gap. Returns the number of objects that were added, and whether the source knew the
+    /// whole range.
     async fn fetch_missing(
         &self,
         PublishedTrack { track, upstream }: &PublishedTrack,
         missing: (Location, Location),
         group: u64,
         silent: &[Arc<UpstreamTrack>],
+        left: &mut usize,
     ) -> Result<(u64, bool), GapError> {
-        let limits = self.context.hub().cache.limits();
         let asked = self.fetches.fetch(track.name().clone(), missing.0, missing.1, GroupOrder::Ascending);
         let FetchAnswer { objects, .. } = asked.await.map_err(|refused| {
             debug!(session = self.context.id(), track = %track.name().typed(), reason = refused.reason, "refused a FETCH for missed objects");
@@ -174,12 +176,12 @@ impl Publications {
             let _ = timeout(PATIENCE, lost.has_seen_all(0)).await; // Streams that stay open keep their subgroups.
         }
         let fill = GapFill::new(track, upstream, self.context.account(), missing.0, group);
-        let mut response =
-            GapResponse { fill, missing, left: MAX_BYTES.min(limits.bytes / 4), added: 0, is_whole: true };
-        let deadline = Clock::now() + limits.age;
+        let mut response = GapResponse { fill, missing, left: *left, added: 0, is_whole: true };
+        let deadline = Clock::now() + self.context.hub().cache.limits().age;
         let patience = self.context.hub().limits.request_timeout;
         timeout_at(deadline, response.receive(objects, patience)).await.unwrap_or(Err(GapError::TimedOut))?;
         let GapResponse { fill, added, is_whole, .. } = response;
+        *left = response.left;
         fill.finish(std::time::Instant::now());
         OperatorCounters::add(&self.context.hub().counters.gap_objects, added);
         Ok((added, is_whole))

@@ -66,7 +66,9 @@ pub async fn watch_health(context: &SessionContext) -> std::convert::Infallible 
                     (false, true) => warn!(session, "a publisher does not answer: its tracks come from other relays of the cluster that have them"),
                     (false, false) => info!(session, "the publisher answers again"),
                 }
-                is_dead.then(|| context.hub().doubt(session));
+                if is_dead {
+                    context.hub().doubt(session);
+                }
                 // A peer that has sent GOAWAY stays suspect even if it answers.
                 context.hub().set_suspect(context.id(), is_dead || context.peer_goes_away());
             }

@@ -238,7 +238,7 @@ impl Publications {
         rights: Arc<Rights>,
         rivals: bool,
     ) -> Result<(), RequestError> {
-        if self.context.is_relay() && track.has_moved_on(self.context.id()) {
+        if self.context.is_relay() && track.is_established() && track.has_moved_on(self.context.id()) {
             let reason = "the track has moved on to another relay meanwhile";
             return Err(RequestError::new(code::Request::UNINTERESTED, reason));
         }
@@ -604,6 +604,7 @@ impl Adopted {
         let RequestStream { send, reader } = stream;
         let upstream = &self.published.upstream;
         let mut handed_over = None;
+        let mut is_to_fill = false;
         let mut watching = std::pin::pin!(self.watch_rivals());
         loop {
             tokio::select! {
@@ -632,9 +633,13 @@ impl Adopted {
                         let parameters = Parameters { forward: Some(forward), ..Parameters::default() };
                         updates.send(&self.family.context, send, parameters).await?;
                     }
-                    Some(UpstreamRequest::FillGap) => self.family.begin_fill(self.published.clone(), None),
+                    Some(UpstreamRequest::FillGap) => is_to_fill = true,
                     Some(UpstreamRequest::Cancel) | None => return Ok(None),
                 },
+                _ = upstream.first_group(), if is_to_fill => {
+                    is_to_fill = false;
+                    self.family.begin_fill(self.published.clone(), None);
+                }
                 () = &mut watching => {}
             }
         }
