@@ -12,7 +12,7 @@ TIME ?= 60
 # How `make endurance` makes it hard: stress, onecpu, random or stopped.
 KIND ?= stress
 
-.PHONY: help setup build build-lab demo demo-graft lint test test-all peers endurance fuzz model kernels soak bench pictures picture web web-test site reference clean-lab install install-gate install-messages examples image
+.PHONY: help setup build build-lab demo demo-graft lint test test-all peers endurance fuzz model kernels soak bench pictures picture web web-test site reference clean-lab install install-graft install-gate install-messages examples image
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -118,9 +118,13 @@ GATE_VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n1
 install: build ## the binary; libraries, headers and pkg-config files of gate and messages (PREFIX, DESTDIR)
 	cargo build --release --locked -p millrace-gate -p millrace-messages
 	install -D -m 755 target/release/millrace $(DESTDIR)$(PREFIX)/bin/millrace
-	install -D -m 644 graft/kernel/src/bpf/graft.h $(DESTDIR)$(PREFIX)/include/millrace/graft.h
-	install -D -m 644 graft/kernel/src/bpf/graft_packet.h $(DESTDIR)$(PREFIX)/include/millrace/graft_packet.h
-	$(MAKE) --no-print-directory install-gate install-messages
+	$(MAKE) --no-print-directory install-graft install-gate install-messages
+
+# The headers that grafts are written against.
+install-graft:
+	install -d $(DESTDIR)$(PREFIX)/include/millrace
+	install -m 644 graft/kernel/src/bpf/graft.h graft/kernel/src/bpf/graft_packet.h kernel/src/bpf/bpf_map.h \
+		$(DESTDIR)$(PREFIX)/include/millrace
 
 # What is built already, in GATE_BUILD. The sonames are build.rs's.
 install-gate: FOLDER = gate

@@ -538,7 +538,7 @@ ip addr add 2001:db8::1/64 dev eth0 nodad
 # A player without a window that ends after a second.
 printf '#!/bin/sh\\nexec ffmpeg -v error -i - -frames:v 30 -f null -\\n' >bin/ffplay && chmod +x bin/ffplay
 printf '#!/bin/sh\\nname=$1; shift; exec ip netns exec $name "$@"\\n' >bin/at && chmod +x bin/at
-ln -s ROOT/graft ROOT/scripts ROOT/docs .
+ln -s ROOT/graft ROOT/kernel ROOT/scripts ROOT/docs .
 pwd
 """
 

@@ -86,7 +86,8 @@ impl NegotiationState {
         self
     }
 
-    fn detail(&self) -> String {
+    /// Returns why the negotiation is in this state, empty if it needs no reason.
+    pub fn detail(&self) -> String {
         match self {
             Self::Waiting | Self::Agreed => String::new(),
             Self::Refused { by_peer, reason, detail } => {
@@ -218,6 +219,14 @@ impl PeerAgreements {
     pub fn has_called(&self, peer: &str, epoch: u64) -> bool {
         let entry = self.peers.get(peer).filter(|it| it.state == NegotiationState::Agreed);
         entry.is_some_and(|it| it.calls && it.epoch == Some(epoch))
+    }
+
+    /// Reports whether an agreement that the other host has begun is in force, and takes precedence over one that is
+    /// about to begin: `calls` says whether this host has connected for that. If both hosts connect at the same time,
+    /// the one with the larger epoch decides which connection maintains the agreement, and the other one follows.
+    pub fn is_superfluous(&self, peer: &str, calls: bool, theirs: u64, own: u64) -> bool {
+        let agreed = self.peers.get(peer).filter(|it| it.state == NegotiationState::Agreed);
+        agreed.is_some_and(|it| it.epoch == Some(theirs) && it.calls != calls) && (calls || own > theirs)
     }
 
     /// Ends all agreements. Returns the addresses for which no agreement applies any more.
@@ -456,6 +465,36 @@ mod tests {
         let status = &table.status(3_000_000_003)[0];
         assert_eq!((status.state.as_str(), status.detail.as_str(), status.age_s), ("ended", "closed", 2.0));
         assert_eq!(table.negotiations(), [("agreed".to_owned(), 2), ("ended".to_owned(), 1)].into());
+    }
+
+    /// Two hosts that connect to each other at the same time, in every order in which their messages may arrive: a host
+    /// that has connected binds and then confirms, the other one binds when the confirmation arrives.
+    #[test]
+    fn both_hosts_keep_the_same_one_of_two_simultaneous_negotiations() {
+        // Each pair of steps: the connecting host binds, and the listening host does. 0 and 1 are the negotiations of
+        // host 0 and of host 1.
+        let orders = [[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0], [1, 1, 0, 0]];
+        for (order, epochs) in orders.into_iter().flat_map(|order| [(order, [3, 7]), (order, [7, 3])]) {
+            let mut hosts = [table(), table()];
+            let mut steps = [0, 0];
+            let mut kept = [None, None];
+            let mut is_open = [true, true];
+            for by in order {
+                let host = if steps[by] == 0 { by } else { 1 - by };
+                steps[by] += 1;
+                let (own, theirs) = (epochs[host], epochs[1 - host]);
+                if !is_open[by] || hosts[host].is_superfluous("b", host == by, theirs, own) {
+                    is_open[by] = false;
+                    continue;
+                }
+                let address = "192.0.2.1".parse().unwrap();
+                let peer = AgreedPeer { name: "b", calls: host == by, address };
+                hosts[host].agreed(peer, &statement(theirs), Vec::new(), Default::default(), 2).unwrap();
+                kept[host] = Some(by);
+            }
+            let kept = [kept[0].unwrap(), kept[1].unwrap()];
+            assert!(kept[0] == kept[1] && is_open[kept[0]], "{order:?} {epochs:?}: {kept:?}");
+        }
     }
 
     #[test]

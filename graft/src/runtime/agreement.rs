@@ -202,7 +202,8 @@ impl GraftRuntime {
     /// settings have changed.
     ///
     /// # Errors
-    /// The hosts do not agree, or another negotiation with the peer has replaced the one with this `session`.
+    /// The hosts do not agree, or another negotiation with the peer has replaced the one with this `session`, or takes
+    /// precedence over this one.
     pub fn bind(
         &mut self,
         ends: &NegotiationEnds,
@@ -230,6 +231,10 @@ impl GraftRuntime {
             Some(session) if self.agreements.renewed(&ends.peer, session.0, theirs, names.clone()) => session,
             Some(_) => return Err(failed("another negotiation has replaced this one".to_owned())),
             None => {
+                let own_epoch = own.statement.epoch;
+                if self.agreements.is_superfluous(&ends.peer, ends.calls, theirs.epoch, own_epoch) {
+                    return Err(failed("another connection already maintains it".to_owned()));
+                }
                 let now_ns = clock::monotonic_ns();
                 let peer = AgreedPeer { name: &ends.peer, calls: ends.calls, address };
                 let made = self.agreements.agreed(peer, theirs, names, timing, now_ns);

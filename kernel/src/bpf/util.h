@@ -3,6 +3,7 @@
 #ifndef MILLRACE_UTIL_H
 #define MILLRACE_UTIL_H
 
+#include "bpf_map.h"
 #include <linux/bpf.h>
 #include <linux/types.h>
 #include <bpf/bpf_helpers.h>
@@ -37,29 +38,6 @@
 		OPAQUE(less_one_);              \
 		(less_one_ & ((most) - 1)) + 1; \
 	})
-
-/* Declares a map: its type (BPF_MAP_TYPE_...), its name, the types of its keys and values, its number of entries, and its
- * flags (BPF_F_...).
- */
-#define BPF_MAP_FLAGS(map_type, name, key_type, value_type, entries, flags) \
-	struct {                                                            \
-		__uint(type, BPF_MAP_TYPE_##map_type);                      \
-		__uint(max_entries, entries);                               \
-		__uint(map_flags, flags);                                   \
-		__type(key, key_type);                                      \
-		__type(value, value_type);                                  \
-	} name SEC(".maps")
-
-/* Declares a map without flags. */
-#define BPF_MAP(map_type, name, key_type, value_type, entries) \
-	BPF_MAP_FLAGS(map_type, name, key_type, value_type, entries, 0)
-
-/* Declares a ring buffer of this size, a power of two. */
-#define BPF_RING(name, bytes)                       \
-	struct {                                    \
-		__uint(type, BPF_MAP_TYPE_RINGBUF); \
-		__uint(max_entries, bytes);         \
-	} name SEC(".maps")
 
 /* Adds to a counter of this CPU, in a per-CPU array of u64. */
 static __always_inline void add_to(void *counters, __u32 index, __u64 amount)

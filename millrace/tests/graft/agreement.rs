@@ -301,15 +301,18 @@ fn either_daemon_may_open_the_connection_that_negotiates_grafts() {
     wait_for_state(&near, "agreed");
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
+    // Three intervals after the latest change, no connection is left that could replace the agreement's.
+    for daemon in [&near, &far] {
+        wait_for_peer(daemon, "three intervals", |peer| peer.state == "agreed" && peer.age_s >= 3.0);
+    }
     let agreed = |daemon: &GraftProcess<'_>| {
-        // exact: the daemons' counts of completed negotiations are final, since both daemons have agreed
+        // exact: nothing is being negotiated any more
         let counts = daemon.status().negotiations;
         counts.get("agreed").copied().unwrap_or_default()
     };
-    let before = [agreed(&near), agreed(&far)];
-    let renewed = peer(&near).age_s + 3.0;
-    wait_for_peer(&near, "three intervals", |peer| peer.age_s >= renewed);
-    assert_eq!([agreed(&near), agreed(&far)], before, "the agreement's connection was replaced");
+    // One host decides between two simultaneous connections. The other one may have chosen otherwise, and follows.
+    let counts = [agreed(&near), agreed(&far)];
+    assert!(counts.contains(&1) && counts.iter().all(|count| (1..=2).contains(count)), "{counts:?}");
 }
 
 #[test]

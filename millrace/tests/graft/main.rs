@@ -151,16 +151,22 @@ fn clang() -> String {
     candidates.into_iter().find(runs).unwrap()
 }
 
-/// Runs the commands of docs/guide/graft.md on a graft that is Hybla under another name.
-fn compile(site: &GraftSite, source: &str) {
-    let bpf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../graft/kernel/src/bpf");
-    fs::write(site.path("mine.bpf.c"), source).unwrap();
+/// Runs the command of docs/guide/graft.md on this source, with the headers that `make install` installs, and no
+/// others of this repository.
+fn compile(directory: &Path, source: &str) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let installed = directory.join("installed");
+    let mut command = Command::new("make");
+    command.args(["--silent", "install-graft", "PREFIX="]).arg(format!("DESTDIR={}", installed.display()));
+    let output = command.current_dir(root).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    fs::write(directory.join("mine.bpf.c"), source).unwrap();
     let machine = Command::new("uname").arg("-m").output().unwrap().stdout;
     let machine = String::from_utf8(machine).unwrap();
     let mut command = Command::new(clang());
-    command.args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-I"]).arg(&bpf);
+    command.args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-I"]).arg(installed.join("include/millrace"));
     command.args(["-I", &format!("/usr/include/{}-linux-gnu", machine.trim())]);
-    command.arg("-c").arg("mine.bpf.c").args(["-o", "mine.bpf.o"]).current_dir(site.directory.path());
+    command.arg("-c").arg("mine.bpf.c").args(["-o", "mine.bpf.o"]).current_dir(directory);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
@@ -195,7 +201,7 @@ fn own_graft_is_built_and_loaded_as_documented() {
         println!("SKIP own_graft_is_built_and_loaded_as_documented: no libbpf-dev");
         return;
     }
-    compile(&site, &hybla_as_mine());
+    compile(site.directory.path(), &hybla_as_mine());
     write_manifest(&site);
     let listed = String::from_utf8(graft(&site, &["list", "--pool", "."]).stdout).unwrap();
     assert!(listed.contains("mr_mine") && !listed.contains("NOT USABLE"), "{listed}");
@@ -206,7 +212,7 @@ fn own_graft_is_built_and_loaded_as_documented() {
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion(&near), "mr_mine");
     // The graft's object file is replaced by one with other code and the same name.
-    compile(&site, &hybla_as_mine().replace("rtt0_us = 35000", "rtt0_us = 26000"));
+    compile(site.directory.path(), &hybla_as_mine().replace("rtt0_us = 35000", "rtt0_us = 26000"));
     let error = daemon.fail(&["swap", "mine", "mine"]);
     assert!(error.contains("and sha256 says"), "{error}");
     write_manifest(&site);
@@ -215,6 +221,20 @@ fn own_graft_is_built_and_loaded_as_documented() {
     // exact: the swap command has returned, so the loaded graft has its new parameter
     assert_eq!(daemon.status().loaded[0].parameters["rtt0_us"], 26_000);
     transfer(near, far);
+}
+
+#[test]
+fn installed_headers_suffice_to_build_a_packet_function() {
+    if !Path::new("/usr/include/bpf/bpf_helpers.h").exists() {
+        println!("SKIP installed_headers_suffice_to_build_a_packet_function: no libbpf-dev");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let source = include_str!("../../../graft/kernel/src/bpf/function_order.bpf.c").replace("order_", "mine_");
+    compile(directory.path(), &source);
+    let object = fs::read(directory.path().join("mine.bpf.o")).unwrap();
+    let program = b"mine_rx";
+    assert!(object.windows(program.len()).any(|name| name == program), "the object has no such program");
 }
 
 #[test]
@@ -251,7 +271,7 @@ fn verifier_refusal_names_the_source_line() {
     }
     let source = hybla_as_mine()
         .replace("\tif (config.pace)\n", "\tgraft_tcp(sk)->mss_cache = 1;\n\tif (config.pace)\n");
-    compile(&site, &source);
+    compile(site.directory.path(), &source);
     let output = graft(&site, &["check", "mine.bpf.o"]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));

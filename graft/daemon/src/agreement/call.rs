@@ -81,23 +81,13 @@ async fn converse(
         }
         Err(state) => (None, state),
     };
-    if session.is_some() {
-        warn!(peer = peer.name, "the agreement with the peer has ended: {}", describe_state(&state));
-    }
+    let detail = state.detail();
     context.host.link.tell(&LinkRequest::End { peer: peer.name.clone(), session, state });
-    session.is_some()
-}
-
-fn describe_state(state: &NegotiationState) -> String {
-    match state {
-        NegotiationState::Refused { detail, .. } => detail.clone(),
-        NegotiationState::Absent(detail)
-        | NegotiationState::TimedOut(detail)
-        | NegotiationState::Untrusted(detail)
-        | NegotiationState::Malformed(detail)
-        | NegotiationState::Ended(detail) => detail.clone(),
-        NegotiationState::Waiting | NegotiationState::Agreed => String::new(),
+    // The peer's own negotiation may have replaced this one.
+    if session.is_some() && !context.host.link.is_agreed(&peer.name, None) {
+        warn!(peer = peer.name, "the agreement with the peer has ended: {detail}");
     }
+    session.is_some()
 }
 
 async fn reach(

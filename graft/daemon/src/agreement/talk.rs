@@ -70,11 +70,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
                 continue;
             }
             let answered = Instant::now();
-            self.wire.send(&AgreementMessage::Confirm).await?;
             let offer_us = micros(answered - start);
             let timing = Negotiated { offer_us, ..timing.clone() };
+            // The peer's negotiation may have taken effect meanwhile. Then this one is not confirmed.
             if self.bind(&theirs, &terms, timing, answered)? {
-                return Ok(());
+                return Ok(self.wire.send(&AgreementMessage::Confirm).await?);
             }
         }
     }

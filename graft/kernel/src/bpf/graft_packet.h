@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The interface that packet functions are written against: ABI 3 of grafts. It needs only UAPI headers of
+/* The interface that packet functions are written against: ABI 3 of grafts. It needs bpf_map.h, UAPI headers of
  * the kernel and libbpf's headers. (Congestion controls are written against graft.h.)
  *
  * A function is an object file with up to three programs, one for each hook that it runs at:
@@ -21,7 +21,7 @@
 #ifndef MILLRACE_GRAFT_PACKET_H
 #define MILLRACE_GRAFT_PACKET_H
 
-#include "util.h"
+#include "bpf_map.h"
 #include <linux/bpf.h>
 #include <linux/types.h>
 #include <bpf/bpf_helpers.h>
