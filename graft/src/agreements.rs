@@ -482,7 +482,8 @@ mod tests {
             for by in order {
                 let host = if steps[by] == 0 { by } else { 1 - by };
                 steps[by] += 1;
-                let (own, theirs) = (epochs[host], epochs[1 - host]);
+                let own = epochs[host];
+                let theirs = epochs[1 - host];
                 if !is_open[by] || hosts[host].is_superfluous("b", host == by, theirs, own) {
                     is_open[by] = false;
                     continue;

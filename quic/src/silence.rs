@@ -31,16 +31,17 @@ const DEATH: Duration = Duration::from_millis(400);
 /// Shortest time without an answer to a probe after which a peer is considered dead.
 const SHORTEST_DEATH: Duration = Duration::from_millis(500);
 
-/// Numbers of UDP datagrams of a connection so far.
+/// What a connection has received and sent so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketTotals {
-    /// UDP datagrams that arrived.
+    /// ACK, DATAGRAM, PING and STREAM frames that arrived. Every living peer sends some. UDP datagrams would be the
+    /// wrong measure, since some are no sign of life: anyone can send datagrams that no key opens, and copies of old ones.
     pub received: u64,
     /// UDP datagrams that were sent.
     pub sent: u64,
 }
 
-/// A monitor that detects a silent peer from the number of packets received. It has three states: *quiet* (few packets
+/// A monitor that detects a silent peer from the number of frames received. It has three states: *quiet* (few packets
 /// arrive, so their absence means nothing), *live* (packets arrive often), and *silent*. A live peer becomes silent
 /// after `PATIENCE` without a packet. A quiet peer becomes silent only if acknowledgements from it are missing. A
 /// packet ends the silence. Only [`Silence::look`] changes the state. Time in which this process was stopped does not

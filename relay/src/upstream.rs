@@ -227,9 +227,9 @@ impl UpstreamTrack {
         }
     }
 
-    /// Returns the number of packets that have arrived on the publisher's connection, or `None` if it is closed.
-    pub fn received(&self) -> Option<u64> {
-        self.connection.upgrade().map(|connection| connection.received())
+    /// Returns a number that grows while the publisher sends, or `None` if its connection is closed.
+    pub fn heard(&self) -> Option<u64> {
+        self.connection.upgrade().map(|connection| connection.heard())
     }
 
     /// Records that the track had other publishers before this one, and had got the objects before `joined`.

@@ -413,7 +413,9 @@ impl Session {
         loop {
             looks.tick().await;
             let stats = self.connection.stats();
-            let packets = PacketTotals { received: stats.udp_rx.datagrams, sent: stats.udp_tx.datagrams };
+            let frames = stats.frame_rx;
+            let received = frames.acks + frames.datagram + frames.ping + frames.stream;
+            let packets = PacketTotals { received, sent: stats.udp_tx.datagrams };
             if silence.look(Instant::now(), packets) {
                 tracing::debug!("the relay has been silent: probing the connection");
                 prober.probe(&self.connection);

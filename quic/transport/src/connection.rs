@@ -312,9 +312,10 @@ impl Connection {
         PeerWatch { connection: self, looks, silence: Silence::new(Instant::now()), was_dead: false }
     }
 
-    /// Returns the number of packets received so far.
-    pub fn received(&self) -> u64 {
-        self.quic.stats().udp_rx.datagrams
+    /// Returns a number that grows while the peer lives: that of [`PacketTotals::received`].
+    pub fn heard(&self) -> u64 {
+        let frames = self.quic.stats().frame_rx;
+        frames.acks + frames.datagram + frames.ping + frames.stream
     }
 
     /// Makes quinn send an ack-eliciting packet, by increasing the receive window by one byte.
@@ -379,7 +380,7 @@ impl PeerWatch<'_> {
         loop {
             self.looks.tick().await;
             let stats = self.connection.quic.stats();
-            let packets = PacketTotals { received: stats.udp_rx.datagrams, sent: stats.udp_tx.datagrams };
+            let packets = PacketTotals { received: self.connection.heard(), sent: stats.udp_tx.datagrams };
             if self.silence.look(Instant::now(), packets) {
                 debug!(remote = %self.connection.quic.remote_address(), "the peer has been silent: probing the connection");
                 self.connection.nudge();

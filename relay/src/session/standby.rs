@@ -76,7 +76,7 @@ impl<'a> StandbyCopy<'a> {
             != (ours.properties, ours.end_of_group, ours.first_object);
         let mut looks = time::interval(STANDBY_LOOKS);
         looks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-        let mut received = holder.received();
+        let mut heard = holder.heard();
         // Ticks are counted, so that time in which this process was stopped does not count.
         let mut silent = Duration::ZERO;
         let mut ahead = Duration::ZERO;
@@ -93,9 +93,9 @@ impl<'a> StandbyCopy<'a> {
                     self.compare(&subgroup);
                 }
                 _ = looks.tick() => {
-                    let now = holder.received();
-                    silent = if now == received { silent + STANDBY_LOOKS } else { Duration::ZERO };
-                    received = now;
+                    let now = holder.heard();
+                    silent = if now == heard { silent + STANDBY_LOOKS } else { Duration::ZERO };
+                    heard = now;
                     let has_more = is_read && self.compare(&subgroup);
                     ahead = if has_more { ahead + STANDBY_LOOKS } else { Duration::ZERO };
                     if (is_leaving || silent >= PATIENCE) && ahead >= ATTENTION && !self.has_asked {

@@ -23,7 +23,7 @@ use tracing::{debug, warn};
 use super::{
     AgreementContext, paths,
     talk::{AgreementTalk, ConversationEnd, unexpected},
-    wire::{AgreementWire, PATIENCE, WireError},
+    wire::{AgreementWire, PATIENCE},
 };
 
 use crate::link::LinkRequest;
@@ -130,7 +130,7 @@ async fn go_on(
     let mut patience = PATIENCE;
     loop {
         let message = tokio::select! {
-            message = talk.wire.receive(patience) => message.map_err(silent)?,
+            message = talk.wire.receive(patience) => message?,
             _ = changed(&mut changes, talk.revision) => {
                 return Err(ConversationEnd(NegotiationState::Ended("this host's settings have changed".to_owned())));
             }
@@ -139,15 +139,6 @@ async fn go_on(
         talk.answer(&theirs).await?;
         // The peer's offer contains its period of validity, and the peer has to send another offer within that time.
         patience = Duration::from_secs(u64::from(theirs.hold_s.clamp(1, 3 * 3600)));
-    }
-}
-
-fn silent(broken: WireError) -> ConversationEnd {
-    match broken {
-        WireError::TimedOut(time) => {
-            ConversationEnd(NegotiationState::TimedOut(format!("no message came from the peer for {time:?}")))
-        }
-        other => other.into(),
     }
 }
 
