@@ -230,7 +230,8 @@ fn installed_headers_suffice_to_build_a_packet_function() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let source = include_str!("../../../graft/kernel/src/bpf/function_order.bpf.c").replace("order_", "mine_");
+    let source =
+        include_str!("../../../graft/kernel/src/bpf/function_order.bpf.c").replace("order_", "mine_");
     compile(directory.path(), &source);
     let object = fs::read(directory.path().join("mine.bpf.o")).unwrap();
     let program = b"mine_rx";

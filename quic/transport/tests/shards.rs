@@ -147,8 +147,7 @@ async fn connections_stay_on_their_shards_when_their_addresses_change() {
     let new = Ipv4Addr::new(127, 0, 0, 2);
     let connections = server.connections.lock().clone();
     assert!(connections.iter().all(|one| one.quic.remote_address().ip() == new), "all have moved");
-    let more =
-        connections.iter().zip(served).map(|(one, before)| one.heard() - before).collect::<Vec<_>>();
+    let more = connections.iter().zip(served).map(|(one, before)| one.heard() - before).collect::<Vec<_>>();
     assert!(more.iter().all(|more| *more > 50), "the connection that has the packets is the old one");
     assert!(received().iter().all(|received| *received > 0));
 }
