@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 
 use millrace_moq::Location;
 
-/// Number of newest groups that are remembered. Earlier groups count as complete.
-const GROUPS: usize = 8;
+/// Number of newest groups that are remembered. An earlier session that is slow may deliver their objects long after the
+/// present one did.
+const GROUPS: usize = 64;
+/// Number of newest groups of which objects may be missing. Earlier groups count as complete.
+const RECENT: usize = 8;
 /// The most ranges of object IDs that are remembered of a group. Further gaps between them count as received.
 const RANGES: usize = 64;
 /// A group whose ID is lower than the newest one by at least this much comes from a restarted publisher.
@@ -88,7 +91,7 @@ impl ReceivedTrack {
     pub fn first_missing(&self) -> Option<Location> {
         let newest = *self.groups.last_key_value()?.0;
         let mut before = None;
-        for (id, group) in &self.groups {
+        for (id, group) in self.groups.iter().skip(self.groups.len().saturating_sub(RECENT)) {
             let skipped = before.and_then(|before: u64| before.checked_add(1)).filter(|next| next < id);
             if let Some(next) = skipped {
                 return Some(Location::new(next, 0));
@@ -185,6 +188,21 @@ mod tests {
             .map(|(group, id)| track.is_wanted(Location::new(group, id), 1));
         assert_eq!(wanted, [false, false, false, true, true, true]);
         assert!(!track.is_wanted(Location::new(6, 3), 0));
+    }
+
+    /// The present session has fetched an object, and received many groups, when the earlier one delivers the object.
+    #[test]
+    fn object_that_an_earlier_session_delivers_many_groups_later_is_known() {
+        let mut track = received(&[(5, &[0], false)]);
+        track.go_on();
+        assert!(track.insert(Location::new(5, 1)), "fetched");
+        (6..60).for_each(|group| assert!(track.is_wanted(Location::new(group, 0), 1)));
+        assert!(!track.is_wanted(Location::new(5, 1), 0));
+        assert!(track.is_wanted(Location::new(5, 2), 0));
+        // No gap of so old a group is filled any more.
+        (52..60).for_each(|group| track.begin(group));
+        (52..60).for_each(|group| track.finish(group, 1));
+        assert_eq!(track.first_missing(), Some(Location::new(59, 1)));
     }
 
     #[test]
