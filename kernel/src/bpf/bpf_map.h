@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Declarations of maps. The header is installed with graft_packet.h, which includes it. */
+/* Declarations of maps, and the headers of the kernel and libbpf that all programs need. It is installed with
+ * graft_packet.h, which includes it.
+ */
 #ifndef MILLRACE_BPF_MAP_H
 #define MILLRACE_BPF_MAP_H
 

@@ -4,9 +4,6 @@
 #define MILLRACE_UTIL_H
 
 #include "bpf_map.h"
-#include <linux/bpf.h>
-#include <linux/types.h>
-#include <bpf/bpf_helpers.h>
 
 #ifndef __always_inline
 #define __always_inline inline __attribute__((always_inline))

@@ -20,6 +20,8 @@ pub struct GapState {
     /// them, and the next source may have lacked them itself.
     doubted: Option<Location>,
     known: Option<Location>,
+    /// Number of times that the gap was opened, or opened again while it was open.
+    openings: u64,
     /// Number of requests in a row without an answer, and the time of the last one.
     unanswered: u32,
     asked_at: Option<Instant>,
@@ -65,6 +67,7 @@ impl GapState {
         if self.from.is_none() {
             self.known = data.known_from();
         }
+        self.openings += 1;
         let until = self.until.take().map(|group| Location { group, object: 0 });
         let gap = self.from.zip(until).filter(|_| self.doubted.is_none());
         let is_bridged = gap.is_some_and(|(from, until)| data.first_missing(from, until).is_none());
@@ -77,6 +80,12 @@ impl GapState {
     /// Records the first group that the source sends.
     pub fn ends_at(&mut self, group: u64) {
         self.until = Some(group);
+    }
+
+    /// Returns a number that changes when the gap is opened, again or not. What is asked for after that counts: an answer
+    /// to an earlier request must not close the gap.
+    pub fn openings(&self) -> u64 {
+        self.openings
     }
 
     /// Returns the first location that may be missing, if the gap is open.

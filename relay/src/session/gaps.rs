@@ -44,6 +44,7 @@ impl Publications {
     /// that the publisher named.
     pub(super) async fn fill_gap(&self, published: &PublishedTrack, claimed: Option<Location>) {
         let PublishedTrack { track, upstream } = published;
+        let openings = track.gap.state.lock().openings();
         let may_fill = || {
             let is_source = track.has_source(upstream) && !upstream.is_leaving() && !upstream.stands_by();
             is_source && track.gap.is_open()
@@ -69,11 +70,17 @@ impl Publications {
         // After a failure the source may lack some groups itself, or have had streams refused while the track moved on.
         let last = track.data.last_seen().filter(|_| track.gap.state.lock().is_doubted());
         let group = last.map_or(group, |last| last.group.max(group));
+        // If the track has left this source and returned meanwhile, it has refused streams that come by a later FETCH.
+        let end = |end| {
+            if track.gap.state.lock().openings() == openings {
+                track.end_gap(group, end);
+            }
+        };
         if track.missing_before(group).is_none() {
-            return track.end_gap(group, GapEnd::Bridged);
+            return end(GapEnd::Bridged);
         }
         if track.subscription_count() == 0 || !track.gap.state.lock().may_ask(std::time::Instant::now()) {
-            return track.end_gap(group, GapEnd::Unfilled);
+            return end(GapEnd::Unfilled);
         }
         let _place = self.gaps.acquire().await;
         let counters = &self.context.hub().counters;
@@ -86,7 +93,7 @@ impl Publications {
         match filled {
             Ok((objects, is_whole)) => {
                 info!(session, track = %track.name().typed(), group, objects, is_whole, "fetched the objects that the track missed while its source was away");
-                track.end_gap(group, if is_whole { GapEnd::Filled } else { GapEnd::Unfilled });
+                end(if is_whole { GapEnd::Filled } else { GapEnd::Unfilled });
             }
             Err(error) => {
                 let (counter, reason) = match error {
@@ -96,7 +103,7 @@ impl Publications {
                 };
                 OperatorCounters::count(counter);
                 info!(session, track = %track.name().typed(), reason, "the source cannot give the objects that the track missed: subscribers do without them");
-                track.end_gap(group, GapEnd::Unfilled);
+                end(GapEnd::Unfilled);
             }
         }
     }

@@ -88,14 +88,12 @@ async fn prove(
     let _ = stream.set_nodelay(true);
     let stream = match timeout(PATIENCE, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => {
-            debug!(
-                "a connection was refused, since the host's key is not in the settings or its handshake failed: {error}"
-            );
-            context.host.strangers.fetch_add(1, Relaxed);
-            return None;
-        }
-        Err(_) => {
+        failed => {
+            if let Ok(Err(error)) = failed {
+                debug!(
+                    "a connection was refused, since the host's key is not in the settings or its handshake failed: {error}"
+                );
+            }
             context.host.strangers.fetch_add(1, Relaxed);
             return None;
         }

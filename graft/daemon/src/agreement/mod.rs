@@ -43,13 +43,11 @@ impl AgreementTasks {
     pub async fn start(host: Arc<AgreementHost>, agreement: AgreementSettings) -> anyhow::Result<Self> {
         let tls = Tls::new(&agreement)?;
         let server = Arc::new(tls.server()?);
-        let listener = match agreement.listen {
-            Some(at) => {
-                let listener = TcpListener::bind(at).await;
-                Some(listener.with_context(|| format!("cannot listen for peers on {at}"))?)
-            }
-            None => None,
-        };
+        let mut listener = None;
+        if let Some(at) = agreement.listen {
+            let bound = TcpListener::bind(at).await;
+            listener = Some(bound.with_context(|| format!("cannot listen for peers on {at}"))?);
+        }
         let reflector = agreement.listen.map(Reflector::bind).transpose()?;
         let mut tasks = JoinSet::new();
         if let Some(reflector) = &reflector {

@@ -22,9 +22,6 @@
 #define MILLRACE_GRAFT_PACKET_H
 
 #include "bpf_map.h"
-#include <linux/bpf.h>
-#include <linux/types.h>
-#include <bpf/bpf_helpers.h>
 
 #define GRAFT_PACKET_ABI 3
 
