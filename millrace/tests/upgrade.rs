@@ -9,7 +9,7 @@ mod process;
 mod site;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     os::unix::net::UnixDatagram,
     path::Path,
@@ -363,8 +363,13 @@ impl RunningClient {
         let dir = tempfile::tempdir().unwrap();
         let file = |name| fs::File::create(dir.path().join(name)).unwrap();
         command.args(arguments.split_whitespace()).args(["--name=live", "--tls-disable-verify", url]);
-        let process =
-            command.stdin(Stdio::null()).stdout(file("stdout")).stderr(file("stderr")).spawn().unwrap();
+        let process = command
+            .current_dir(dir.path())
+            .stdin(Stdio::null())
+            .stdout(file("stdout"))
+            .stderr(file("stderr"))
+            .spawn()
+            .unwrap();
         Self { process, dir }
     }
 
@@ -373,13 +378,29 @@ impl RunningClient {
     }
 
     /// Ends a client that measures, and returns the numbers of objects that it has received, missed, and received twice.
+    /// Objects of the last second may still be on their way: on another stream a later one may have arrived already.
     fn measured(&mut self) -> [u64; 3] {
         self.signal(Signal::SIGINT);
         let ended = wait_for("the end of the client", || self.process.try_wait().unwrap());
         assert!(ended.success(), "{ended:?}");
         let text = fs::read_to_string(self.dir.path().join("stdout")).unwrap();
         let figures: serde_json::Value = serde_json::from_str(&text).unwrap();
-        ["delivered", "lost", "duplicates"].map(|name| figures[name].as_u64().unwrap())
+        let mut viewers = BTreeMap::<u64, BTreeMap<u64, u64>>::new();
+        for line in fs::read_to_string(self.dir.path().join(SERIES)).unwrap().lines().skip(1) {
+            let numbers: Vec<u64> = line.split(',').map(|number| number.parse().unwrap()).collect();
+            viewers.entry(numbers[0]).or_default().insert(numbers[1], numbers[2]);
+        }
+        let missed = |objects: &BTreeMap<u64, u64>| {
+            let first = objects.keys().next().unwrap();
+            let (last, sent_ns) = objects.last_key_value().unwrap();
+            let is_settled =
+                |number: &u64| objects.range(number..).next().unwrap().1 + 1_000_000_000 < *sent_ns;
+            (*first..*last).filter(|number| !objects.contains_key(number) && is_settled(number)).count()
+                as u64
+        };
+        let lost = viewers.values().map(missed).sum();
+        let count = |name: &str| figures[name].as_u64().unwrap();
+        [count("delivered"), lost, count("duplicates")]
     }
 }
 
@@ -394,7 +415,9 @@ impl Drop for RunningClient {
 const PUBLISH: &str = "publish --generate --rate-hz=200 --objects-per-group=40 --reconnect";
 /// The default size of generated objects.
 const OBJECT_BYTES: u64 = 1200;
-const SUBSCRIBE: &str = "subscribe --track=objects --json --subscribers=2 --reconnect";
+const SUBSCRIBE: &str = "subscribe --track=objects --json --series=series.csv --subscribers=2 --reconnect";
+/// The file of `--series`, in the client's directory.
+const SERIES: &str = "series.csv";
 
 /// Returns the number of sessions that are not the private link.
 fn clients(status: &Status) -> usize {

@@ -348,6 +348,9 @@ impl LiveTrack {
         now: Instant,
     ) {
         let mut upstreams = self.upstreams.lock();
+        if ended.absent && upstreams.iter().any(|other| Arc::ptr_eq(other, upstream)) {
+            self.gap.state.lock().doubt(&self.data);
+        }
         if self.take_source(&mut upstreams, upstream).is_none() {
             return; // another publisher has taken over the track
         }

@@ -5,13 +5,6 @@
 
 #include "bpf_map.h"
 
-#ifndef __always_inline
-#define __always_inline inline __attribute__((always_inline))
-#endif
-#ifndef __noinline
-#define __noinline __attribute__((noinline))
-#endif
-
 /* The verdict of a TC program that passes the packet on to the next program: TCX_NEXT for TCX, TC_ACT_UNSPEC for
  * clsact.
  */

@@ -143,6 +143,30 @@ async fn objects_published_while_the_publisher_was_away_are_fetched_from_it() {
     assert_eq!(all.await.objects.len(), 8);
 }
 
+/// The publisher has sent a later group, and its session is lost before the stream of an earlier one has begun to arrive.
+#[tokio::test]
+async fn group_of_which_nothing_came_before_its_source_was_lost_is_fetched() {
+    let relay = TestRelay::with(|config| config.linger = Duration::from_secs(600));
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
+    for group in [1000, 1002] {
+        publish_group(&publisher, 1, group).await;
+        expect_group(&mut subscriber, group).await;
+    }
+    relay.until_largest(at(1002, 1)).await;
+    publisher.session.close(code::Session::NO_ERROR, "");
+    relay.until("its end", |status| status.tracks[0].publishers == 0).await;
+    let mut again = relay.peer().await;
+    let _namespace = again.publish_namespace("live/cam").await;
+    let _upstream = accept(&mut again, &track, at(1003, 1)).await;
+    publish_group(&again, 5, 1003).await;
+    expect_group(&mut subscriber, 1003).await;
+    let fetch = expect_fetch(&mut again, at(1001, 0), at(1002, u64::MAX)).await;
+    serve(&again, fetch, &[object(1001, 0), object(1001, 1), object(1002, 0), object(1002, 1)]).await;
+    expect_group(&mut subscriber, 1001).await;
+    subscriber.expect_no_stream().await;
+}
+
 /// The publisher is back before it has begun another group. It sends the same group from its beginning.
 #[tokio::test]
 async fn copy_of_a_group_that_comes_after_its_source_was_lost_continues_the_same_stream() {

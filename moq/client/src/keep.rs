@@ -31,7 +31,8 @@ pub enum Error {
 /// * Connecting: `serve` establishes a session, or uses the one established while moving. It sets the group numbers and
 ///   announces the broadcast. If it fails with a temporary error, it waits and tries again.
 /// * Serving: `current` contains the session, until the session ends, or its relay sends GOAWAY or falls silent.
-/// * Moving: the old session keeps serving until `serve` has set up the new session. Then the old session is dropped.
+/// * Moving: the old session keeps serving until `serve` has set up the new session. Then the old session no longer
+///   announces the broadcast, and ends once its relay gets the tracks from elsewhere, or after [`LEAVE`].
 ///
 /// The first session sets the broadcast's group numbers. Later sessions continue them, so viewers see a gap but no
 /// repeated group IDs.
@@ -51,6 +52,8 @@ pub(crate) struct BroadcastPublisher {
 
 /// Longest time to wait for a relay's report of the groups that it has of a broadcast.
 const LARGEST_WAIT: Duration = Duration::from_secs(1);
+/// Longest time that a session goes on serving its subscriptions after another session has replaced it.
+const LEAVE: Duration = Duration::from_secs(15);
 
 /// The session that serves the broadcast now.
 #[derive(Clone)]
@@ -75,7 +78,7 @@ struct LiveSessionGuard {
     current: ServingSession,
     serving: JoinHandle<session::Error>,
     /// The PUBLISH_NAMESPACE request. The namespace stays announced while the request's stream is open.
-    _announced: Option<SessionRequest>,
+    announced: Option<SessionRequest>,
     pushing: Option<JoinHandle<()>>,
 }
 
@@ -103,12 +106,16 @@ impl BroadcastPublisher {
         let mut was_there = false;
         // While the broadcast moves, this session keeps serving it until the session that replaces it is set up.
         let mut live: Option<LiveSessionGuard> = None;
+        let mut leaving = JoinSet::new();
         loop {
             let next;
             match self.serve().await {
                 Ok(served) => {
                     self.current.send_replace(Some(served.current.clone()));
                     was_there = true;
+                    if let Some(left) = live.take() {
+                        leaving.spawn(left.leave());
+                    }
                     let serving = live.insert(served);
                     match serving.end(&mut self.relays).await {
                         KeepEnd::Moved => continue,
@@ -163,11 +170,11 @@ impl BroadcastPublisher {
         let serving = tokio::spawn(session.clone().run(server.clone()));
         let (done, pushed) = watch::channel(!self.push);
         let current = ServingSession { server: server.clone(), session, pushed };
-        let mut live = LiveSessionGuard { current, serving, _announced: None, pushing: None };
+        let mut live = LiveSessionGuard { current, serving, announced: None, pushing: None };
         self.number_groups(&server).await;
         match self.push {
             true => live.pushing = Some(tokio::spawn(push_all(server, self.broadcast.clone(), done))),
-            false => live._announced = Some(server.announce().await.map_err(Error::Announce)?),
+            false => live.announced = Some(server.announce().await.map_err(Error::Announce)?),
         }
         tracing::info!(name = %self.broadcast.namespace().typed(), host = self.relays.host(), "publishing the broadcast");
         Ok(live)
@@ -189,6 +196,15 @@ impl BroadcastPublisher {
 }
 
 impl LiveSessionGuard {
+    /// Serves the session's subscriptions until the relay has ended them.
+    async fn leave(mut self) {
+        self.announced = None;
+        tokio::select! {
+            _ = tokio::time::timeout(LEAVE, self.current.server.idle()) => {}
+            _ = &mut self.serving => {}
+        }
+    }
+
     async fn end(&mut self, relays: &mut RelayList) -> KeepEnd {
         tokio::select! {
             () = relays.successor(&self.current.session) => KeepEnd::Moved,

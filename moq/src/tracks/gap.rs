@@ -9,6 +9,9 @@ use crate::Location;
 /// that break when they are asked would otherwise be kept from serving the track.
 const UNANSWERED: u32 = 3;
 const REST: Duration = Duration::from_secs(60);
+/// Number of latest groups of which a source may have had objects on the way when it was lost, even if later groups have
+/// arrived: each has a stream of its own.
+const UNDELIVERED: u64 = 8;
 
 /// The gap of a track. It is *open* from [`Self::open`] until [`Self::close`].
 #[derive(Debug, Default)]
@@ -41,11 +44,14 @@ pub enum GapEnd {
 }
 
 impl GapState {
-    /// Records that the track's source is silent. Until a source has filled a gap, the next gap begins where the first
-    /// object is missing from now on, or from the group before the present one.
+    /// Records that the track's source is silent or lost. Until a source has filled a gap, the next gap begins where the
+    /// first object is missing among those of the latest groups and of later ones.
     pub fn doubt(&mut self, data: &Track) {
-        let last = data.last_seen().map(|last| Location { group: last.group.saturating_sub(1), object: 0 });
-        self.doubted = self.doubted.or(last);
+        let Some(last) = data.last_seen().filter(|_| self.doubted.is_none()) else { return };
+        // While the gap is open, the cache does not answer for what it had before.
+        let known = self.known.or_else(|| data.known_from());
+        let groups = known.map_or(1, |_| UNDELIVERED);
+        self.doubted = known.max(Some(Location { group: last.group.saturating_sub(groups), object: 0 }));
     }
 
     /// Reports whether a source was silent, and nothing has been filled since.
@@ -72,7 +78,7 @@ impl GapState {
         let gap = self.from.zip(until).filter(|_| self.doubted.is_none());
         let is_bridged = gap.is_some_and(|(from, until)| data.first_missing(from, until).is_none());
         // A source may number its groups with gaps, so nothing is looked for between groups of a source that answered.
-        let since = self.from.or(self.doubted).filter(|_| !is_bridged);
+        let since = self.from.into_iter().chain(self.doubted).min().filter(|_| !is_bridged);
         self.from = since.and_then(|since| data.first_missing(since, from)).or(Some(from));
         data.missed_before(None);
     }
@@ -166,8 +172,12 @@ mod tests {
         publish(25);
         gap.close(&data, GapEnd::Bridged);
         gap.open(&data);
-        assert_eq!(gap.from(), Some(Location::new(22, 0)));
-        for (end, from) in [(GapEnd::Unfilled, (22, 0)), (GapEnd::Filled, (25, 1)), (GapEnd::Over, (25, 1))] {
+        assert_eq!(
+            gap.from(),
+            Some(Location::new(13, 0)),
+            "eight groups before the last one of the silent source"
+        );
+        for (end, from) in [(GapEnd::Unfilled, (13, 0)), (GapEnd::Filled, (25, 1)), (GapEnd::Over, (25, 1))] {
             gap.close(&data, end);
             assert_eq!(gap.from(), None);
             gap.open(&data);

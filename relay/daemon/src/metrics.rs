@@ -195,7 +195,7 @@ impl RelaySnapshot {
             ("cache_evicted_groups", "Groups dropped from the cache", cache.evicted),
             (
                 "cache_share_evicted_groups",
-                "Groups dropped because their client had used up its share of the cache",
+                "Groups dropped since the client's share was full",
                 cache.over_share,
             ),
             ("receive_limited", "Receive windows that a client's used-up share kept small", receive.limited),
@@ -204,33 +204,24 @@ impl RelaySnapshot {
             ("fetch_waits", "FETCH responses that waited, since a share was used up", totals.fetch_waits),
             (
                 "message_waits",
-                "Messages of open requests that waited because a session or client had used up its requests of that \
-                 second",
+                "Messages that waited for the limit of requests a second",
                 totals.message_waits,
             ),
             ("publisher_searches", "Searches for missing publishers of tracks", totals.publisher_searches),
             ("sessions_accepted", "Sessions since start", totals.sessions),
-            (
-                "retries",
-                "Peers that had to prove their address (Retry) because 64 handshakes without a proof were in progress",
-                totals.retries,
-            ),
+            ("retries", "Peers that got Retry, since 64 handshakes were in progress", totals.retries),
             ("requests", "Requests received", totals.requests),
             ("request_errors", "Requests answered with an error", totals.request_errors),
             ("objects_received", "Objects from publishers", totals.objects_received),
             ("packets_lost", "QUIC packets deemed lost", totals.packets_lost),
-            (
-                "packets_marked",
-                "QUIC packets that paths have marked CE; packets_marked in the status for each session",
-                totals.packets_marked,
-            ),
+            ("packets_marked", "QUIC packets that paths have marked CE", totals.packets_marked),
             ("streams_opened", "Streams to subscribers", totals.streams_opened),
             ("streams_reset", "Streams to subscribers that were reset", totals.streams_reset),
             ("datagrams_sent", "Datagram objects sent", totals.datagrams_sent),
             ("send_calls", "Send system calls of the data plane", totals.send_calls),
             (
                 "log_lines_suppressed",
-                "Log lines suppressed beyond a burst of 100 and 20 a second from one place in the program",
+                "Log lines beyond 20 a second of one place",
                 totals.log_lines_suppressed,
             ),
             ("log_lines_dropped", "Log lines that were lost", totals.log_lines_dropped),
@@ -246,16 +237,8 @@ impl RelaySnapshot {
             ("gaps_cut", "FETCHes for missed objects that broke off or were too large", totals.gaps_cut),
             ("cluster_sessions_on_demand", "Sessions begun to reach a namespace", totals.sessions_on_demand),
             ("cluster_sessions_unneeded", "Sessions on demand that ended unneeded", totals.sessions_unneeded),
-            (
-                "cluster_loops",
-                "Announcements and requests of relays that had already passed through this relay",
-                totals.routes_looped,
-            ),
-            (
-                "cluster_refused",
-                "Announcements refused because the relay may not make them, or exceeds cluster-routes",
-                totals.routes_refused,
-            ),
+            ("cluster_loops", "Announcements and requests that came here again", totals.routes_looped),
+            ("cluster_refused", "Announcements that rules or cluster-routes forbid", totals.routes_refused),
         ])?;
         let received = totals.object_bytes_received;
         out.counter("objects_received", "Payload of objects from publishers", Some(Unit::Bytes), received)?;

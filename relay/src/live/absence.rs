@@ -463,7 +463,11 @@ mod tests {
         second.leave();
         let openings = track.gap.state.lock().openings();
         assert!(!track.return_to(3) && track.return_to(1));
-        assert_ne!(track.gap.state.lock().openings(), openings, "what was asked for before does not close the gap");
+        assert_ne!(
+            track.gap.state.lock().openings(),
+            openings,
+            "what was asked for before does not close the gap"
+        );
         assert!(!first.is_leaving() && !first.has_handed_over(8) && second.has_handed_over(8));
         assert_eq!(asks.try_recv(), Ok(UpstreamRequest::FillGap));
         assert!(track.gap.is_open());

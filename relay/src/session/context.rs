@@ -499,6 +499,9 @@ impl SessionContext {
         let _ = self.goaway.set((uri.to_owned(), timeout)); // Later calls do not change the GOAWAY.
         self.going_away.store(true, Relaxed);
         self.drain.notify_one();
+        if !self.is_relay() {
+            self.hub().set_suspect(self.id(), true);
+        }
     }
 
     /// Waits for [`Self::start_drain`], and returns the GOAWAY to send.
@@ -511,6 +514,12 @@ impl SessionContext {
 
     pub fn peer_goes_away(&self) -> bool {
         self.peer_goes_away.borrow().is_some()
+    }
+
+    /// Reports whether tracks should leave this session: its peer has sent GOAWAY, or is a client that this relay has
+    /// sent away.
+    pub fn is_ending(&self) -> bool {
+        self.peer_goes_away() || !self.is_relay() && self.going_away.load(Relaxed)
     }
 
     /// Records that this session has taken over the tracks of earlier sessions with the upstream relay.

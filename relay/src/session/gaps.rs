@@ -1,6 +1,9 @@
 //! Asks a track's new source for the objects that the track has missed (docs/notes/design/0052-gaps.md).
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
 use millrace_moq::{FetchItem, GroupOrder, Location, code, data::RangeEnd, tracks::gap::GapEnd};
 use tokio::time::{Instant as Clock, sleep, timeout, timeout_at};
@@ -31,20 +34,19 @@ const MAX_BYTES: usize = 64 << 20;
 /// own to each subscriber, so their number is limited by this.
 const OBJECT_COST: usize = 2048;
 
-/// The reason why a gap was not filled.
-enum GapError {
-    Refused,
-    TimedOut,
-    /// The response broke off, is wrong, or has more bytes than are accepted.
-    Cut,
-}
+/// The reason why a gap was not filled: its counter, and its words.
+type GapError = (fn(&OperatorCounters) -> &AtomicU64, &'static str);
+const REFUSED: GapError = (|counters| &counters.gaps_refused, "it refused");
+const TIMED_OUT: GapError = (|counters| &counters.gaps_timed_out, "it did not answer in time");
+/// The response broke off, is wrong, or has more bytes than are accepted.
+const CUT: GapError = (|counters| &counters.gaps_cut, "its answer broke off or is too large");
 
 impl Publications {
     /// Fetches what the track has missed before the first group of this publisher. `claimed` is the largest location
     /// that the publisher named.
     pub(super) async fn fill_gap(&self, published: &PublishedTrack, claimed: Option<Location>) {
         let PublishedTrack { track, upstream } = published;
-        let openings = track.gap.state.lock().openings();
+        let mut openings = track.gap.state.lock().openings();
         let may_fill = || {
             let is_source = track.has_source(upstream) && !upstream.is_leaving() && !upstream.stands_by();
             is_source && track.gap.is_open()
@@ -63,9 +65,15 @@ impl Publications {
         if track.missing_before(group).is_some() {
             track.data.missed_before(Some(Location { group, object: 0 }));
         }
-        let silent = self.await_earlier_sources(published).await;
+        let (silent, are_gone) = self.await_earlier_sources(published).await;
         if !may_fill() {
             return;
+        }
+        if !are_gone {
+            let mut gap = track.gap.state.lock();
+            gap.doubt(&track.data);
+            gap.open(&track.data);
+            openings += 1;
         }
         // After a failure the source may lack some groups itself, or have had streams refused while the track moved on.
         let last = track.data.last_seen().filter(|_| track.gap.state.lock().is_doubted());
@@ -95,13 +103,8 @@ impl Publications {
                 info!(session, track = %track.name().typed(), group, objects, is_whole, "fetched the objects that the track missed while its source was away");
                 end(if is_whole { GapEnd::Filled } else { GapEnd::Unfilled });
             }
-            Err(error) => {
-                let (counter, reason) = match error {
-                    GapError::Refused => (&counters.gaps_refused, "it refused"),
-                    GapError::TimedOut => (&counters.gaps_timed_out, "it did not answer in time"),
-                    GapError::Cut => (&counters.gaps_cut, "its answer broke off or is too large"),
-                };
-                OperatorCounters::count(counter);
+            Err((counter, reason)) => {
+                OperatorCounters::count(counter(counters));
                 info!(session, track = %track.name().typed(), reason, "the source cannot give the objects that the track missed: subscribers do without them");
                 end(GapEnd::Unfilled);
             }
@@ -109,11 +112,11 @@ impl Publications {
     }
 
     /// Waits until the sources from which the track moves to this one are gone, as what they have still comes from
-    /// them, or until they had enough time for that. Returns those that do not answer.
+    /// them, or until they had enough time for that. Returns those that do not answer, and whether all are gone.
     async fn await_earlier_sources(
         &self,
         PublishedTrack { track, upstream }: &PublishedTrack,
-    ) -> Vec<Arc<UpstreamTrack>> {
+    ) -> (Vec<Arc<UpstreamTrack>>, bool) {
         let mut misses = 0;
         let until = Clock::now() + BACKLOG;
         loop {
@@ -125,10 +128,10 @@ impl Publications {
             }
             misses = if answers { 0 } else { misses + 1 };
             if earlier.is_empty() || misses >= MISSES {
-                return earlier;
+                return (earlier, true);
             }
             if Clock::now() >= until {
-                return Vec::new();
+                return (Vec::new(), false);
             }
             sleep(LOOKS).await;
         }
@@ -172,7 +175,7 @@ impl Publications {
         let asked = self.fetches.fetch(track.name().clone(), missing.0, missing.1, GroupOrder::Ascending);
         let FetchAnswer { objects, .. } = asked.await.map_err(|refused| {
             debug!(session = self.context.id(), track = %track.name().typed(), reason = refused.reason, "refused a FETCH for missed objects");
-            if refused.code == code::Request::TIMEOUT { GapError::TimedOut } else { GapError::Refused }
+            if refused.code == code::Request::TIMEOUT { TIMED_OUT } else { REFUSED }
         })?;
         track.gap.state.lock().answered();
         // Only now are sources given up that may return, since what they would still send comes from this one.
@@ -186,7 +189,7 @@ impl Publications {
         let mut response = GapResponse { fill, missing, left: *left, added: 0, is_whole: true };
         let deadline = Clock::now() + self.context.hub().cache.limits().age;
         let patience = self.context.hub().limits.request_timeout;
-        timeout_at(deadline, response.receive(objects, patience)).await.unwrap_or(Err(GapError::TimedOut))?;
+        timeout_at(deadline, response.receive(objects, patience)).await.unwrap_or(Err(TIMED_OUT))?;
         let GapResponse { fill, added, is_whole, .. } = response;
         *left = response.left;
         fill.finish(std::time::Instant::now());
@@ -213,8 +216,8 @@ impl GapResponse {
         patience: Duration,
     ) -> Result<(), GapError> {
         loop {
-            let piece = timeout(patience, objects.next()).await.map_err(|_| GapError::TimedOut)?;
-            match piece.map_err(|_| GapError::Cut)? {
+            let piece = timeout(patience, objects.next()).await.map_err(|_| TIMED_OUT)?;
+            match piece.map_err(|_| CUT)? {
                 Some(FetchPiece::Payload(bytes)) => self.fill.extend(&bytes, std::time::Instant::now()),
                 Some(FetchPiece::Item(item)) => self.take(item)?,
                 None => return Ok(()),
@@ -226,11 +229,11 @@ impl GapResponse {
         let now = std::time::Instant::now();
         match item {
             FetchItem::Object(object) => {
-                let payload = usize::try_from(object.payload_len).map_err(|_| GapError::Cut)?;
+                let payload = usize::try_from(object.payload_len).map_err(|_| CUT)?;
                 let cost = payload.saturating_add(object.properties.len() + OBJECT_COST);
-                self.left = self.left.checked_sub(cost).ok_or(GapError::Cut)?;
+                self.left = self.left.checked_sub(cost).ok_or(CUT)?;
                 if !(self.missing.0..=self.missing.1).contains(&object.location) || !self.fill.is_current() {
-                    return Err(GapError::Cut);
+                    return Err(CUT);
                 }
                 self.added += u64::from(self.fill.begin(&object, now));
             }

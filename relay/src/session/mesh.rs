@@ -69,8 +69,8 @@ pub async fn watch_health(context: &SessionContext) -> std::convert::Infallible 
                 if is_dead {
                     context.hub().doubt(session);
                 }
-                // A peer that has sent GOAWAY stays suspect even if it answers.
-                context.hub().set_suspect(context.id(), is_dead || context.peer_goes_away());
+                // The peer of a session that is about to end stays suspect even if it answers.
+                context.hub().set_suspect(context.id(), is_dead || context.is_ending());
             }
             _ = context.until_peer_goes_away() => {
                 context.hub().set_suspect(context.id(), true);

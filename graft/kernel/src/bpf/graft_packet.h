@@ -25,13 +25,6 @@
 
 #define GRAFT_PACKET_ABI 3
 
-#ifndef __always_inline
-#define __always_inline inline __attribute__((always_inline))
-#endif
-#ifndef __noinline
-#define __noinline __attribute__((noinline))
-#endif
-
 /* Sizes at compile time. When objects are loaded, arrays and hashes whose number of entries is a multiple of
  * GRAFT_SESSIONS are resized to the configured number of sessions. Maps named `kept_...` are resized to the
  * number of sessions that may store packets.

@@ -1,6 +1,6 @@
 //! Streams of the hostile client, and MoQ messages on them.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Result, bail};
 use bytes::BytesMut;
@@ -8,6 +8,10 @@ use millrace_moq::{Message, message::SetupOptions};
 use millrace_quic::{frame, webtransport::Binding};
 
 use super::{DRAFT, HostilePeer, PATIENCE, PeerTarget, ROOM};
+
+/// Longest time that a scenario waits for credit. The relay gives it once it has handled what came before: on a busy
+/// machine, and with its limits of requests in a second, that takes a while.
+const CREDIT_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Received data of a stream.
 #[derive(Default)]
@@ -84,7 +88,7 @@ impl HostilePeer {
             let limits = [peer.credit.streams_bidi, peer.credit.streams_uni];
             peer.opened[index] < limits[index]
         };
-        if !may(self) && !self.pump(PATIENCE, may) {
+        if !may(self) && !self.pump(CREDIT_PATIENCE, may) {
             bail!(
                 "the relay does not allow another stream: {}",
                 self.closed.as_deref().unwrap_or("no credit in time")
@@ -104,7 +108,7 @@ impl HostilePeer {
             let offset = self.offsets.get(&id).copied().unwrap_or_default();
             let room = self.room(id);
             if room == 0 && !rest.is_empty() {
-                if !self.pump(PATIENCE, |peer| peer.room(id) > 0 || peer.is_stopped(id))
+                if !self.pump(CREDIT_PATIENCE, |peer| peer.room(id) > 0 || peer.is_stopped(id))
                     || self.is_stopped(id)
                 {
                     bail!(
