@@ -221,9 +221,9 @@ impl PeerAgreements {
         entry.is_some_and(|it| it.calls && it.epoch == Some(epoch))
     }
 
-    /// Reports whether an agreement that the other host has begun is in force, and takes precedence over one that is
-    /// about to begin: `calls` says whether this host has connected for that. If both hosts connect at the same time,
-    /// the one with the larger epoch decides which connection maintains the agreement, and the other one follows.
+    /// Reports whether an agreement in force takes precedence over a new one, because both hosts have connected to each
+    /// other at the same time: the host with the larger epoch decides which connection maintains the agreement, and the
+    /// other one follows. `calls` is true if this host has connected for the new one.
     pub fn is_superfluous(&self, peer: &str, calls: bool, theirs: u64, own: u64) -> bool {
         let agreed = self.peers.get(peer).filter(|it| it.state == NegotiationState::Agreed);
         agreed.is_some_and(|it| it.epoch == Some(theirs) && it.calls != calls) && (calls || own > theirs)

@@ -31,7 +31,7 @@ const DEATH: Duration = Duration::from_millis(400);
 /// Shortest time without an answer to a probe after which a peer is considered dead.
 const SHORTEST_DEATH: Duration = Duration::from_millis(500);
 
-/// What a connection has received and sent so far.
+/// Totals of a connection since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketTotals {
     /// ACK, DATAGRAM, PING and STREAM frames that arrived. Every living peer sends some. UDP datagrams would be the

@@ -143,7 +143,7 @@ async fn objects_published_while_the_publisher_was_away_are_fetched_from_it() {
     assert_eq!(all.await.objects.len(), 8);
 }
 
-/// The publisher has sent a later group, and its session is lost before the stream of an earlier one has begun to arrive.
+/// A publisher's session is lost when group 1002 has arrived, and nothing of group 1001.
 #[tokio::test]
 async fn group_of_which_nothing_came_before_its_source_was_lost_is_fetched() {
     let relay = TestRelay::with(|config| config.linger = Duration::from_secs(600));

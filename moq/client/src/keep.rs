@@ -113,6 +113,7 @@ impl BroadcastPublisher {
                 Ok(served) => {
                     self.current.send_replace(Some(served.current.clone()));
                     was_there = true;
+                    while leaving.try_join_next().is_some() {} // Sessions that have left are forgotten.
                     if let Some(left) = live.take() {
                         leaving.spawn(left.leave());
                     }

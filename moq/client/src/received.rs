@@ -7,7 +7,7 @@ use millrace_moq::Location;
 /// Number of newest groups that are remembered. An earlier session that is slow may deliver their objects long after the
 /// present one did.
 const GROUPS: usize = 64;
-/// Number of newest groups of which objects may be missing. Earlier groups count as complete.
+/// A gap is looked for only in this many newest groups. Earlier groups count as complete.
 const RECENT: usize = 8;
 /// The most ranges of object IDs that are remembered of a group. Further gaps between them count as received.
 const RANGES: usize = 64;

@@ -9,8 +9,8 @@ use crate::Location;
 /// that break when they are asked would otherwise be kept from serving the track.
 const UNANSWERED: u32 = 3;
 const REST: Duration = Duration::from_secs(60);
-/// Number of latest groups of which a source may have had objects on the way when it was lost, even if later groups have
-/// arrived: each has a stream of its own.
+/// When a source is lost, objects of this many latest groups may have been on their way. Each group has a stream of its
+/// own, so a later group may have arrived before an earlier one.
 const UNDELIVERED: u64 = 8;
 
 /// The gap of a track. It is *open* from [`Self::open`] until [`Self::close`].
@@ -19,9 +19,10 @@ pub struct GapState {
     from: Option<Location>,
     /// The first group that the source sends, once it is known.
     until: Option<u64>,
-    /// Objects from here on may be missing although no gap is open, since a source was silent: it may have lost some of
-    /// them, and the next source may have lacked them itself.
+    /// Objects from here on may be missing although no gap is open, since a source was silent or lost: it may not have
+    /// delivered them, and the next source may have lacked them itself.
     doubted: Option<Location>,
+    /// Start of the range for which the cache answered before the gap was opened.
     known: Option<Location>,
     /// Number of times that the gap was opened, or opened again while it was open.
     openings: u64,
@@ -54,7 +55,7 @@ impl GapState {
         self.doubted = known.max(Some(Location { group: last.group.saturating_sub(groups), object: 0 }));
     }
 
-    /// Reports whether a source was silent, and nothing has been filled since.
+    /// Reports whether a source was silent or lost, and nothing has been filled since.
     pub fn is_doubted(&self) -> bool {
         self.doubted.is_some()
     }

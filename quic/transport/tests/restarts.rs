@@ -209,18 +209,18 @@ impl Forwarder {
         back.connect(server).unwrap();
         let this = Self { addr: front.local_addr().unwrap(), is_dead: Arc::clone(&is_dead) };
         let client = Arc::<OnceLock<SocketAddr>>::default();
-        let late = Arc::<Mutex<Vec<Vec<u8>>>>::default();
+        let last = Arc::<Mutex<Vec<u8>>>::default();
         thread::spawn({
             let front = Arc::clone(&front);
             let back = Arc::clone(&back);
             let client = Arc::clone(&client);
             let is_dead = Arc::clone(&is_dead);
-            let late = Arc::clone(&late);
+            let last = Arc::clone(&last);
             move || {
                 let mut buf = [0; 2048];
                 while let Ok(len) = back.recv(&mut buf) {
                     if !is_dead.load(Ordering::Relaxed) {
-                        late.lock().unwrap().push(buf[..len].to_vec());
+                        *last.lock().unwrap() = buf[..len].to_vec();
                         front.send_to(&buf[..len], *client.get().unwrap()).unwrap();
                     }
                 }
@@ -232,8 +232,8 @@ impl Forwarder {
                 let client = client.get_or_init(|| from);
                 if !is_dead.load(Ordering::Relaxed) {
                     back.send(&buf[..len]).unwrap();
-                } else if let Some(late) = late.lock().unwrap().last() {
-                    front.send_to(late, client).unwrap();
+                } else {
+                    front.send_to(&last.lock().unwrap(), client).unwrap();
                 }
             }
         });

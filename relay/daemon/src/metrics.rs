@@ -202,11 +202,7 @@ impl RelaySnapshot {
             ("receive_reclaimed", "Sessions idle for 30 s, closed for others' windows", receive.reclaimed),
             ("receive_refused", "Connections refused for lack of room for receive windows", receive.refused),
             ("fetch_waits", "FETCH responses that waited, since a share was used up", totals.fetch_waits),
-            (
-                "message_waits",
-                "Messages that waited for the limit of requests a second",
-                totals.message_waits,
-            ),
+            ("message_waits", "Messages delayed because a request budget was used up", totals.message_waits),
             ("publisher_searches", "Searches for missing publishers of tracks", totals.publisher_searches),
             ("sessions_accepted", "Sessions since start", totals.sessions),
             ("retries", "Peers that got Retry, since 64 handshakes were in progress", totals.retries),
@@ -221,7 +217,7 @@ impl RelaySnapshot {
             ("send_calls", "Send system calls of the data plane", totals.send_calls),
             (
                 "log_lines_suppressed",
-                "Log lines beyond 20 a second of one place",
+                "Log lines over 20 a second from one place",
                 totals.log_lines_suppressed,
             ),
             ("log_lines_dropped", "Log lines that were lost", totals.log_lines_dropped),
@@ -237,7 +233,7 @@ impl RelaySnapshot {
             ("gaps_cut", "FETCHes for missed objects that broke off or were too large", totals.gaps_cut),
             ("cluster_sessions_on_demand", "Sessions begun to reach a namespace", totals.sessions_on_demand),
             ("cluster_sessions_unneeded", "Sessions on demand that ended unneeded", totals.sessions_unneeded),
-            ("cluster_loops", "Announcements and requests that came here again", totals.routes_looped),
+            ("cluster_loops", "Announcements and requests that came back to the relay", totals.routes_looped),
             ("cluster_refused", "Announcements that rules or cluster-routes forbid", totals.routes_refused),
         ])?;
         let received = totals.object_bytes_received;

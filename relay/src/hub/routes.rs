@@ -126,8 +126,8 @@ impl Hub {
         (publication, taken)
     }
 
-    /// Marks a session with a relay as suspect while its peer does not answer. Routes of suspect sessions are used only
-    /// if there is no other route.
+    /// Marks a session with a relay or a publisher as suspect: its peer does not answer, or the session is about to end.
+    /// Routes of suspect sessions are used only if there is no other route.
     pub fn set_suspect(&self, session: u64, is_suspect: bool) {
         let mut state = self.namespaces.0.lock();
         if let Some(table) = &mut state.table {

@@ -492,7 +492,7 @@ impl SessionContext {
     }
 
     /// Sends GOAWAY with `uri` and `timeout`, and refuses new requests from now on. An empty `uri` means the present
-    /// one.
+    /// one. Tracks of a client move to other sources as soon as there are any.
     pub fn start_drain(&self, uri: &str, timeout: Duration) {
         // A client may not send a URI in GOAWAY (draft-18, "GOAWAY").
         let uri = if self.is_dialed() { "" } else { uri };

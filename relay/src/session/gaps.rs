@@ -65,23 +65,23 @@ impl Publications {
         if track.missing_before(group).is_some() {
             track.data.missed_before(Some(Location { group, object: 0 }));
         }
-        let (silent, are_gone) = self.await_earlier_sources(published).await;
+        let silent = self.await_earlier_sources(published).await;
         if !may_fill() {
             return;
         }
-        if !are_gone {
+        if silent.is_none() {
             let mut gap = track.gap.state.lock();
             gap.doubt(&track.data);
             gap.open(&track.data);
-            openings += 1;
+            openings += 1; // The line above has opened the gap for this request.
         }
         // After a failure the source may lack some groups itself, or have had streams refused while the track moved on.
         let last = track.data.last_seen().filter(|_| track.gap.state.lock().is_doubted());
         let group = last.map_or(group, |last| last.group.max(group));
         // If the track has left this source and returned meanwhile, it has refused streams that come by a later FETCH.
-        let end = |end| {
+        let end = |how| {
             if track.gap.state.lock().openings() == openings {
-                track.end_gap(group, end);
+                track.end_gap(group, how);
             }
         };
         if track.missing_before(group).is_none() {
@@ -92,7 +92,7 @@ impl Publications {
         }
         let _place = self.gaps.acquire().await;
         let counters = &self.context.hub().counters;
-        let filled = self.fetch_gap(published, group, &silent).await;
+        let filled = self.fetch_gap(published, group, &silent.unwrap_or_default()).await;
         let session = self.context.id();
         let is_over = self.context.connection().quic.close_reason().is_some() || !track.has_source(upstream);
         if filled.is_err() && is_over {
@@ -111,12 +111,12 @@ impl Publications {
         }
     }
 
-    /// Waits until the sources from which the track moves to this one are gone, as what they have still comes from
-    /// them, or until they had enough time for that. Returns those that do not answer, and whether all are gone.
+    /// Waits until the sources from which the track moves to this one are gone or do not answer, as what they have still
+    /// comes from them. Returns those that do not answer, or `None` if some still answer after [`BACKLOG`].
     async fn await_earlier_sources(
         &self,
         PublishedTrack { track, upstream }: &PublishedTrack,
-    ) -> (Vec<Arc<UpstreamTrack>>, bool) {
+    ) -> Option<Vec<Arc<UpstreamTrack>>> {
         let mut misses = 0;
         let until = Clock::now() + BACKLOG;
         loop {
@@ -128,10 +128,10 @@ impl Publications {
             }
             misses = if answers { 0 } else { misses + 1 };
             if earlier.is_empty() || misses >= MISSES {
-                return (earlier, true);
+                return Some(earlier);
             }
             if Clock::now() >= until {
-                return (Vec::new(), false);
+                return None;
             }
             sleep(LOOKS).await;
         }

@@ -51,8 +51,8 @@ pub async fn run(context: &Arc<SessionContext>, relay: &Arc<dyn HubPublisher>) -
     }
 }
 
-/// Marks the peer, a relay of the cluster or a publisher, as suspect while it does not answer, and once it has sent
-/// GOAWAY. Routes of a suspect peer are used only if there is no other.
+/// Marks the peer, a relay of the cluster or a publisher, as suspect while it does not answer, and once its session is
+/// about to end ([`SessionContext::is_ending`]). Routes of a suspect peer are used only if there is no other.
 pub async fn watch_health(context: &SessionContext) -> std::convert::Infallible {
     let mut health = context.connection().watch();
     loop {

@@ -9,8 +9,8 @@ use millrace_quic::{frame, webtransport::Binding};
 
 use super::{DRAFT, HostilePeer, PATIENCE, PeerTarget, ROOM};
 
-/// Longest time that a scenario waits for credit. The relay gives it once it has handled what came before: on a busy
-/// machine, and with its limits of requests in a second, that takes a while.
+/// Longest time that a scenario waits for credit. The relay gives it once it has handled the earlier requests and
+/// streams, which takes a while on a busy machine and with the relay's limit of requests per second.
 const CREDIT_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Received data of a stream.
