@@ -52,8 +52,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_
 /// How long a SUBSCRIBE that waits for a publisher waits until the relay looks for one at other relays again, if
 /// nothing tells it to before.
 const SEEK_AGAIN: Duration = Duration::from_secs(5);
-/// The least time that a SUBSCRIBE waits for a publisher during a takeover, whose clients and routes come one by one.
-const TAKEOVER_RENDEZVOUS: Duration = Duration::from_secs(2);
+/// The least time that a SUBSCRIBE waits for a publisher while the upstream relay is away, and during a takeover, whose
+/// clients and routes come one by one.
+const RENDEZVOUS: Duration = Duration::from_secs(2);
 /// The least time that subscriptions wait for a lost publisher during a takeover. The publisher is most likely on its
 /// way to the other process, which may be slow.
 const TAKEOVER_ABSENCE: Duration = Duration::from_secs(30);
@@ -207,8 +208,8 @@ impl Hub {
         rendezvous: Duration,
         new_group: Option<u64>,
     ) -> Result<Arc<LiveTrack>, RequestError> {
-        let waits = self.is_taking_over() && !requester.is_relay;
-        let wait = if waits { rendezvous.max(TAKEOVER_RENDEZVOUS) } else { rendezvous };
+        let waits = (self.is_taking_over() || self.is_upstream_away()) && !requester.is_relay;
+        let wait = if waits { rendezvous.max(RENDEZVOUS) } else { rendezvous };
         // A subscriber that does not wait must not make the relay create a track that nobody can serve.
         if wait.is_zero() {
             self.find(name, requester).await?;
@@ -281,11 +282,14 @@ impl Hub {
         }
     }
 
+    /// Reports whether the relay has upstream relays and no session with any of them.
+    fn is_upstream_away(&self) -> bool {
+        self.upstream.lock().as_ref().is_some_and(|upstream| upstream.session.is_none())
+    }
+
     /// Returns the error for a track that nobody publishes.
     pub fn absent(&self) -> RequestError {
-        let upstream = self.upstream.lock();
-        let is_away = upstream.as_ref().is_some_and(|upstream| upstream.session.is_none());
-        let reason = match is_away {
+        let reason = match self.is_upstream_away() {
             true => "nobody here publishes this track, and the upstream relay is away",
             false => "nobody publishes this track",
         };
@@ -441,8 +445,7 @@ impl Hub {
                 sleep_until(next).await;
             };
             if timeout_at(again, woken).await.is_err() && again == deadline {
-                let reason =
-                    sought.err().map_or("no publisher appeared in time".into(), |error| error.reason);
+                let RequestError { reason, .. } = sought.err().unwrap_or_else(|| self.absent());
                 return Err(RequestError::new(code::Request::TIMEOUT, reason));
             }
             pause = (pause * 2).min(longest);

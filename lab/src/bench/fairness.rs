@@ -78,6 +78,11 @@ impl FairnessArgs {
 
 /// Time that both flows run before the measurement, so that slow start is over.
 const WARM_UP: Duration = Duration::from_secs(5);
+/// A flow of type [`Other`] has begun once this many bytes have arrived: more than its session's set-up takes.
+const BEGUN_BYTES: u64 = 64 << 10;
+/// Longest wait until a flow of type [`Other`] has begun.
+const BEGIN: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(10);
 /// Extra time that the publisher sends, seconds: for the subscriber to join, and for publisher and subscriber to end.
 const SPARE_SECONDS: f64 = 6.0;
 /// Rate of the published media, as a multiple of the bottleneck's rate. It keeps the relay's queue full.
@@ -273,8 +278,10 @@ impl FairnessArgs {
             let seconds = WARM_UP.as_secs_f64() + self.bottleneck.seconds + SPARE_SECONDS;
             let sending = Duration::from_secs_f64(seconds);
             return std::thread::scope(|scope| {
+                let before = Octets::read(site.subscribers()?)?.v4;
                 let other = scope.spawn(|| (other.send)(site, self.bottleneck.rtt_ms, sending));
-                let shared = self.run_with_cubic(site, flow);
+                let begun = await_bytes(site.subscribers()?, before + BEGUN_BYTES, || other.is_finished());
+                let shared = begun.and_then(|()| self.run_with_cubic(site, flow));
                 other.join().map_err(|_| anyhow!("the sender panicked"))??;
                 shared
             });
@@ -350,6 +357,17 @@ impl Octets {
             Ok(Self { v4, v6 })
         })?
     }
+}
+
+/// Waits until the host has received this many bytes over IPv4 since its start. Fails after [`BEGIN`], and when `is_over`
+/// returns true before.
+fn await_bytes(host: &LabNode, bytes: u64, is_over: impl Fn() -> bool) -> anyhow::Result<()> {
+    let start = Instant::now();
+    while Octets::read(host)?.v4 < bytes {
+        ensure!(!is_over() && start.elapsed() < BEGIN, "the flow did not begin within {BEGIN:?}");
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
 }
 
 /// Returns `InOctets` of the two `IpExt:` lines of /proc/net/netstat, one with names and one with values.

@@ -120,7 +120,9 @@ fn each_graft_benchmark_reports_measured_rows() {
     assert_eq!(shared.len(), 4);
     for (row, (control, buffer)) in shared.iter().zip(cells.as_flattened()) {
         assert_eq!((&row["congestion_control"], &row["buffer_bdp"]), (&(*control).into(), &(*buffer).into()));
-        assert!(row["rounds"][0]["flow_mbit"].as_f64().is_some_and(|mbit| mbit > 0.0), "{row}");
+        // The benchmark waits until both flows run. Which of them gets the bottleneck in one second is not checked.
+        let [flow, cubic] = ["flow_mbit", "cubic_mbit"].map(|name| row["rounds"][0][name].as_f64());
+        assert!(flow.zip(cubic).is_some_and(|(flow, cubic)| flow + cubic > 0.0), "{row}");
     }
 }
 

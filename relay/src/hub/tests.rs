@@ -121,6 +121,29 @@ async fn new_publisher_wakes_only_subscribes_waiting_for_its_tracks() {
     assert_eq!((hub.waiting.count(), searches()), (0, 2 * WAITERS as u64));
 }
 
+/// While the upstream relay is away (as after a start of this relay), a SUBSCRIBE that asks for no wait is served once
+/// the upstream relay is there. If it stays away, the SUBSCRIBE is refused with that reason.
+#[tokio::test]
+async fn subscribe_waits_a_little_for_an_upstream_relay_that_is_away() {
+    let hub = hub();
+    let at_once = || {
+        let hub = Arc::clone(&hub);
+        tokio::spawn(async move { hub.established(&track("mine"), REQUESTER, Duration::ZERO, None).await })
+    };
+    assert!(at_once().await.unwrap().is_err_and(|refused| refused.code == code::Request::DOES_NOT_EXIST));
+    let away = status::UpstreamStatus { host: "up:4443".into(), ..status::UpstreamStatus::default() };
+    *hub.upstream.lock() = Some(away);
+    let began = Clock::now();
+    let refused = at_once().await.unwrap().map(drop).expect_err("nobody publishes it");
+    assert!(began.elapsed() >= RENDEZVOUS && refused.code == code::Request::TIMEOUT, "{}", refused.code);
+    assert!(refused.reason.contains("upstream relay is away"), "{}", refused.reason);
+    let served = at_once();
+    until_waiting(&hub, 1).await;
+    let upstream = Answering::new(2, Ok(()));
+    let _everything = hub.publish(Namespace::default(), &(Arc::clone(&upstream) as _), true);
+    served.await.unwrap().expect("the upstream relay has it");
+}
+
 /// A publisher that connects, refuses the track and disconnects repeatedly gets SUBSCRIBE at growing intervals.
 #[tokio::test]
 async fn flapping_publisher_gets_subscribe_at_growing_intervals() {

@@ -53,6 +53,12 @@ struct Perf {
     frequency_hz: u32,
 }
 
+/// The data that a `perf record` has written.
+struct Recorded {
+    data: PathBuf,
+    frequency_hz: u32,
+}
+
 /// Numbers of `perf` samples on one CPU, by the code that ran.
 #[derive(Debug, PartialEq)]
 pub struct CpuSamples {
@@ -94,9 +100,11 @@ impl PerfRecording {
         socket_files: Option<&str>,
     ) -> anyhow::Result<BTreeMap<u32, CpuSamples>> {
         std::thread::sleep(MARGIN);
+        // All perfs are stopped before the first recording is read, since reading takes long.
+        let recorded: Vec<_> = self.perfs.into_iter().map(Perf::stop).collect::<anyhow::Result<_>>()?;
         let mut cpus = BTreeMap::new();
-        for perf in self.perfs {
-            cpus.extend(perf.finish(from_ns, to_ns, socket_files)?);
+        for recording in recorded {
+            cpus.extend(recording.read(from_ns, to_ns, socket_files)?);
         }
         Ok(cpus)
     }
@@ -128,14 +136,20 @@ impl Perf {
         self.process.wait_until("sampling", READY, || has_child(perf, WORKLOAD))
     }
 
-    fn finish(
-        self,
+    fn stop(self) -> anyhow::Result<Recorded> {
+        // SIGINT makes perf write all its data before it ends.
+        self.process.interrupt(FINISH)?;
+        Ok(Recorded { data: self.data, frequency_hz: self.frequency_hz })
+    }
+}
+
+impl Recorded {
+    fn read(
+        &self,
         from_ns: u64,
         to_ns: u64,
         socket_files: Option<&str>,
     ) -> anyhow::Result<BTreeMap<u32, CpuSamples>> {
-        // SIGINT makes perf write all its data before it ends.
-        self.process.interrupt(FINISH)?;
         let output = Command::new("perf")
             .args(["script", "--ns", "--fields", "comm,pid,cpu,time,ip,sym", "--input"])
             .arg(&self.data)
