@@ -49,7 +49,8 @@ record() {
     # Some traffic to show.
     ping -q -f -w 300 127.0.0.1 >/dev/null &
     local ping=$! status=0
-    target/debug/millrace cost --json --stacks --programs --profile $$ --period 500ms --reports 20 >"$1" || status=$?
+    # On a machine without CPU to spare, the reports would have periods of many seconds, and the charts few points.
+    nice -n -19 target/debug/millrace cost --json --stacks --programs --profile $$ --period 500ms --reports 20 >"$1" || status=$?
     kill "$ping" 2>/dev/null || true
     wait "$ping" || true
     return "$status"

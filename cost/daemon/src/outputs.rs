@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use anyhow::Context;
 use millrace_cost::export;
@@ -89,7 +89,7 @@ impl ReportSink for LogOutput {
         Ok(())
     }
 
-    fn finish(&mut self, _deadline: Option<Instant>) -> anyhow::Result<()> {
+    fn finish(&mut self, _patience: Option<Duration>) -> anyhow::Result<()> {
         Ok(self.writer.take().map_or(Ok(()), ReportWriter::finish)?)
     }
 }
@@ -123,7 +123,7 @@ impl ReportSink for ExportOutput {
         Ok(())
     }
 
-    fn finish(&mut self, _deadline: Option<Instant>) -> anyhow::Result<()> {
+    fn finish(&mut self, _patience: Option<Duration>) -> anyhow::Result<()> {
         let Some(report) = std::mem::take(&mut self.merge).finish() else { return Ok(()) };
         let write = |target: Option<ExportTarget>, content: &dyn Fn(&mut dyn Write) -> io::Result<()>| {
             let Some(target) = target else { return Ok(()) };

@@ -2,9 +2,10 @@
 //! nor other outputs.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::thread;
-use std::time::Instant;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use millrace_cost::report::Report;
@@ -21,6 +22,8 @@ pub struct Queued {
     output: &'static str,
     /// The queue; `None` after the last report.
     reports: Option<SyncSender<Arc<Report>>>,
+    /// Number of reports that the thread has taken from the queue.
+    taken: Arc<AtomicU64>,
     /// Receives the sink's result when its thread ends.
     ended: Receiver<anyhow::Result<()>>,
     losses: Arc<ReportLosses>,
@@ -36,8 +39,11 @@ impl Queued {
         losses.register(output);
         let (reports, incoming) = mpsc::sync_channel::<Arc<Report>>(QUEUE);
         let (end, ended) = mpsc::channel();
+        let taken = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&taken);
         let mut all = move || {
-            incoming.iter().try_for_each(|report| sink.report(&report))?;
+            let mut taken = incoming.iter().inspect(|_| _ = counter.fetch_add(1, Relaxed));
+            taken.try_for_each(|report| sink.report(&report))?;
             sink.finish(None)
         };
         thread::Builder::new()
@@ -45,7 +51,7 @@ impl Queued {
             // Sending fails only if `Queued` was dropped, which happens at the end of the process.
             .spawn(move || drop(end.send(all())))
             .context("cannot start a thread")?;
-        Ok(Self { output, reports: Some(reports), ended, losses })
+        Ok(Self { output, reports: Some(reports), taken, ended, losses })
     }
 }
 
@@ -65,13 +71,20 @@ impl ReportSink for Queued {
         }
     }
 
-    fn finish(&mut self, deadline: Option<Instant>) -> anyhow::Result<()> {
+    fn finish(&mut self, patience: Option<Duration>) -> anyhow::Result<()> {
         // Dropping the sender ends the thread's loop once it has written the reports that are already queued.
         if self.reports.take().is_none() {
             return Ok(());
         }
-        let ended = match deadline {
-            Some(deadline) => self.ended.recv_timeout(deadline.saturating_duration_since(Instant::now())),
+        let ended = match patience {
+            // An output that takes reports is waited for, also on a machine without CPU to spare.
+            Some(patience) => loop {
+                let taken = self.taken.load(Relaxed);
+                match self.ended.recv_timeout(patience) {
+                    Err(RecvTimeoutError::Timeout) if self.taken.load(Relaxed) > taken => {}
+                    ended => break ended,
+                }
+            },
             None => self.ended.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match ended {
@@ -88,8 +101,6 @@ impl ReportSink for Queued {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::text::tests::example;
 
@@ -151,10 +162,24 @@ mod tests {
     }
 
     #[test]
-    fn finish_waits_for_the_output_until_its_deadline_only() {
+    fn finish_waits_for_the_output_while_it_takes_reports() {
         let (mut queued, _enter, _seen) = gated();
         queued.report(&report(0)).expect("taken");
-        let error = queued.finish(Some(Instant::now() + Duration::from_millis(1))).expect_err("not taken");
+        let error = queued.finish(Some(Duration::from_millis(1))).expect_err("not taken");
         assert!(error.to_string().contains("did not take its last reports"), "{error}");
+
+        // Each report takes longer than half of the wait, so all of them together take longer than the wait.
+        const WAIT: Duration = Duration::from_secs(2);
+        let (mut queued, enter, seen) = gated();
+        (0..3).for_each(|at| queued.report(&report(at)).expect("taken"));
+        let reader = thread::spawn(move || {
+            (0..3).for_each(|_| {
+                thread::sleep(WAIT * 6 / 10); // exact: the time that the output takes for a report
+                enter.send(()).expect("open");
+            });
+        });
+        queued.finish(Some(WAIT)).expect("all are taken");
+        reader.join().expect("no panic");
+        assert_eq!(seen.iter().collect::<Vec<_>>(), [0, 1, 2]);
     }
 }

@@ -1,7 +1,7 @@
 //! Defines the trait of all outputs of reports.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use millrace_cost::report::Report;
 
@@ -13,8 +13,8 @@ pub trait ReportSink {
     /// Fails if the output was closed and accepts no more reports.
     fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()>;
 
-    /// Ends the output after the last report. Data not written by the deadline, if there is one, may be dropped.
-    fn finish(&mut self, _deadline: Option<Instant>) -> anyhow::Result<()> {
+    /// Ends the output after the last report. With `patience`, the rest may be dropped if nothing is written for so long.
+    fn finish(&mut self, _patience: Option<Duration>) -> anyhow::Result<()> {
         Ok(())
     }
 }

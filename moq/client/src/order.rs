@@ -11,7 +11,7 @@ use crate::receive::TrackEvent;
 /// A queue that returns objects in the order of their locations.
 ///
 /// Groups are returned one after the other. Within a group, an object is returned when no open stream can still carry
-/// an earlier one. Objects that arrive too late are dropped and counted. [`push`](Self::push) every event of the
+/// an earlier one. Objects that arrive too late are dropped. [`push`](Self::push) every event of the
 /// receiver's queue, and call [`pop`](Self::pop) until it returns `None`. If [`is_waiting`](Self::is_waiting) lasts too
 /// long, call `pop` with `now`, which skips the missing objects.
 #[derive(Debug, Default)]
@@ -24,7 +24,6 @@ pub struct Sequencer {
     /// The location at which the subscription began, if it is within a group. An object at this location may be the
     /// first one that is returned.
     inside: Option<Location>,
-    late: u64,
     /// IDs of the latest groups whose first object was returned. If such a group begins again, the publisher may have
     /// restarted.
     begun: VecDeque<u64>,
@@ -86,18 +85,16 @@ impl Sequencer {
                 group = object.location.group,
                 "the publisher was restarted and numbers its groups from the beginning"
             );
-            *self = Self { open: std::mem::take(&mut self.open), late: self.late, ..Self::default() };
+            *self = Self { open: std::mem::take(&mut self.open), ..Self::default() };
             self.open.retain(|(group, _), _| *group <= object.location.group);
         }
         if self.next.is_none_or(|next| object.location >= next) {
             // `object` continues the old group numbering, so the publisher was not restarted. The objects in `aside`,
             // which were kept in case it was restarted, were merely late.
-            self.late += std::mem::take(&mut self.aside).len() as u64;
+            self.aside.clear();
             self.waiting.insert(object.location, object.payload);
         } else if self.aside.len() < ASIDE && (begins_anew || self.is_aside(object.location)) {
             self.aside.push(object);
-        } else {
-            self.late += 1;
         }
     }
 
@@ -122,11 +119,6 @@ impl Sequencer {
     /// in `aside`. Objects that may come from a restarted publisher are kept there.
     fn is_aside(&self, location: Location) -> bool {
         self.aside.last().is_some_and(|last| last.location < location)
-    }
-
-    /// Returns the number of objects that arrived too late or twice.
-    pub fn late_objects(&self) -> u64 {
-        self.late
     }
 
     /// Reports whether any object waits for an object with a lower location.
@@ -204,7 +196,7 @@ mod tests {
         sequencer.push(TrackEvent::Closed { group: 4, stream: 3 });
         assert_eq!(drain(&mut sequencer, false), ["4.1", "5.0"]);
         sequencer.push(object(4, 2, 3));
-        assert_eq!(sequencer.late_objects(), 1);
+        assert!(drain(&mut sequencer, false).is_empty());
     }
 
     #[test]
@@ -223,7 +215,6 @@ mod tests {
         sequencer.push(TrackEvent::Opened { group: 2, stream: 5 });
         sequencer.push(object(2, 0, 5));
         assert_eq!(drain(&mut sequencer, false), ["2.0"]);
-        assert_eq!(sequencer.late_objects(), 0);
     }
 
     #[test]
@@ -235,7 +226,6 @@ mod tests {
         sequencer.push(TrackEvent::Opened { group: 3, stream: 3 });
         sequencer.push(object(3, 0, 3));
         assert_eq!(drain(&mut sequencer, false), ["3.0", "3.1"]);
-        assert_eq!(sequencer.late_objects(), 0);
 
         let mut inside = Sequencer::default();
         inside.may_begin_at(Location::new(3, 6));
@@ -274,7 +264,7 @@ mod tests {
         sequencer.push(TrackEvent::Closed { group: 5, stream: 5 });
         assert_eq!(drain(&mut sequencer, true), ["5.0"]);
         assert!(send(&mut sequencer, 4, 4).is_empty());
-        assert_eq!(sequencer.late_objects(), 1);
+        assert!(drain(&mut sequencer, false).is_empty());
         // A copy of an earlier group arrives while the track continues.
         sequencer.push(TrackEvent::Opened { group: 6, stream: 6 });
         assert!(send(&mut sequencer, 3, 7).is_empty());
@@ -312,12 +302,11 @@ mod tests {
         assert_eq!(drain(&mut anew, false), ["0.0", "0.1"]);
         anew.push(object(0, 2, 7));
         assert_eq!(drain(&mut anew, false), ["0.2"]);
-        assert_eq!(anew.late_objects(), 0);
         // A late copy of an earlier group does not count as a restart of the numbering.
         let mut copy = begun();
         copy.push(object(2, 1, 2));
         copy.push(TrackEvent::Closed { group: 2, stream: 2 });
-        assert_eq!((drain(&mut copy, false), copy.late_objects()), (vec!["2.1".to_owned()], 2));
+        assert_eq!(drain(&mut copy, false), ["2.1"]);
     }
 
     #[test]

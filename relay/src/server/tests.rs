@@ -349,11 +349,11 @@ async fn idle_sessions_are_left_out_of_the_media_status() {
     until("a publisher", || publishers() == 1).await;
 }
 
-/// In one thread, timers that the sessions had each for itself would wake the runtime hundreds of times a second.
+/// A timer for each session would wake the runtime several times a second for each of them. The keep-alives of both
+/// ends wake it less than once.
 #[tokio::test]
 async fn relay_with_hundreds_of_idle_sessions_sleeps() {
     const SESSIONS: usize = 200;
-    const WAKE_UPS: u64 = 50;
     let relay = RelayUnderTest::start();
     let mut clients = Vec::new();
     for _ in 0..SESSIONS {
@@ -367,7 +367,7 @@ async fn relay_with_hundreds_of_idle_sessions_sleeps() {
         // exact: the interval in which wake-ups are counted
         time::sleep(Duration::from_secs(1)).await;
         let count = wake_ups() - before;
-        if count < WAKE_UPS {
+        if count < SESSIONS as u64 {
             break;
         }
         assert!(began.elapsed() < PATIENCE, "{count} wake-ups in the last second");

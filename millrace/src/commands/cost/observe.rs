@@ -64,16 +64,16 @@ pub fn observe(
     Ok(KeyAnswer::Continue)
 }
 
-/// Time that outputs have to finish after a signal or the user's key has ended the observation.
+/// Time without progress after which outputs are given up, if a signal or the user's key has ended the observation.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Finishes all outputs. If the observation is `complete`, outputs wait for their readers without a limit, and signals
-/// are unblocked, so that a signal ends the process. Otherwise outputs have [`PATIENCE`] to finish.
+/// are unblocked, so that a signal ends the process.
 pub fn finish(sinks: &mut [Box<dyn ReportSink>], complete: bool) -> anyhow::Result<()> {
-    let deadline = if complete { None } else { Some(Instant::now() + PATIENCE) };
     if complete {
         CostSignals::unblock()?;
     }
-    let finished: Vec<anyhow::Result<()>> = sinks.iter_mut().map(|sink| sink.finish(deadline)).collect();
+    let finished: Vec<anyhow::Result<()>> =
+        sinks.iter_mut().map(|sink| sink.finish((!complete).then_some(PATIENCE))).collect();
     finished.into_iter().collect()
 }

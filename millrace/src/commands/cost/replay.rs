@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use millrace_cost::ahead::{Summed, TOGETHER};
 use millrace_cost::log::ReportReader;
@@ -202,7 +202,7 @@ impl ReportSink for ReplaySum {
         Ok(())
     }
 
-    fn finish(&mut self, _deadline: Option<Instant>) -> anyhow::Result<()> {
+    fn finish(&mut self, _patience: Option<Duration>) -> anyhow::Result<()> {
         match std::mem::take(&mut self.0).finish() {
             Some(report) => TextOutput { one: true }.report(&Arc::new(report)),
             None => Ok(()),
