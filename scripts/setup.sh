@@ -83,6 +83,8 @@ web_packages() {
     have node || missing+=(nodejs)
     have npm || missing+=(npm)
     have chromium || missing+=(chromium)
+    # The dashboard's tests take half the CPU with it, and chromium serves them as well.
+    have chromium-headless-shell || [ -z "$(candidate chromium-headless-shell)" ] || missing+=(chromium-headless-shell)
     [ ${#missing[@]} -gt 0 ] || return 0
     local node package
     node=$(node -p process.versions.node 2>/dev/null || candidate nodejs)
