@@ -14,9 +14,8 @@ Five relays find each other through etcd of three members, all with mutual TLS, 
     etcd-away        all of etcd is stopped for 60 s
     clock-jump       a relay's wall clock is an hour ahead, or behind, for 20 s (libfaketime)
 
-An object is owed to a viewer if it was published between the viewer's first and last object, unless the viewer's own relay was killed at
-that time: its sessions have ended. Objects whose publisher's relay was killed are owed as well, since the publisher has them in its
-history; they are counted apart.
+An object is owed to a viewer if it was published between the viewer's first and last object. That holds also if the viewer's own relay,
+or the publisher's, was killed at that time, since the publisher has the object in its history; these are counted apart.
 
 With --moq-relay two of the five relays are moq-relay (moq-dev), which connect to the others by list, and a third of the publishers connect to
 one of them. What viewers of a moq-relay or of its publishers lose or get twice is counted apart, and so is what is lost while one is killed.
@@ -338,7 +337,7 @@ class Cluster:
         for kind, row in kinds.items():
             gaps = sorted(row.pop("gaps"))
             row["gap_s"] = {"p50": rounded(statistics.median(gaps)), "p95": rounded(gaps[int(0.95 * (len(gaps) - 1))]), "most": rounded(gaps[-1])} if gaps else None
-            if lost := row["lost"] + row["lost_behind_killed_origin"]:
+            if lost := row["lost"] + row["lost_behind_killed_origin"] + row["lost_at_killed_relay"]:
                 self.wrong.append(f"{kind}: {lost} objects that were owed did not arrive")
         if totals["corrupted"]:
             self.wrong.append(f"{totals['corrupted']} objects are damaged")
@@ -369,10 +368,10 @@ class Cluster:
             self.gaps(sorted(arrival for *_, arrival in objects), relay, kinds)
 
     def place_of_loss(self, relay, origin, killed):
-        if relay in killed:
-            return "lost_at_killed_relay"
         if any(it in self.theirs for it in [relay, origin, *killed]):
             return "lost_with_moq_relay"
+        if relay in killed:
+            return "lost_at_killed_relay"
         return "lost_behind_killed_origin" if origin in killed else "lost"
 
     def gaps(self, arrivals, relay, kinds):

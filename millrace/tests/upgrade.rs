@@ -14,6 +14,7 @@ use std::{
     os::unix::net::UnixDatagram,
     path::Path,
     process::{Child, Command, Output, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -402,6 +403,17 @@ impl RunningClient {
         let count = |name: &str| figures[name].as_u64().unwrap();
         [count("delivered"), lost, count("duplicates")]
     }
+
+    /// Ends a player. Returns the numbers of each two objects that it has written one after the other although the second
+    /// is not the next one.
+    fn gaps(&mut self) -> Vec<[u64; 2]> {
+        self.signal(Signal::SIGINT);
+        wait_for("the end of the player", || self.process.try_wait().unwrap());
+        let played = fs::read(self.dir.path().join("stdout")).unwrap();
+        let sequence = |object: &[u8]| millrace_client::payload::check(object).unwrap().sequence;
+        let numbers: Vec<_> = played.chunks_exact(OBJECT_BYTES as usize).map(sequence).collect();
+        numbers.windows(2).map(|pair| [pair[0], pair[1]]).filter(|[one, next]| *next != one + 1).collect()
+    }
 }
 
 impl Drop for RunningClient {
@@ -485,13 +497,43 @@ fn player_that_follows_goaway_leaves_out_nothing_and_repeats_nothing() {
     assert_eq!(relay.relay.exit_code(), Some(0));
     let before = written(); // exact: the lower bound for what the next line waits for
     wait_until("played objects", written, |objects| *objects > before + 50);
-    player.signal(Signal::SIGINT);
-    wait_for("the end of the player", || player.process.try_wait().unwrap());
-    let played = fs::read(&output).unwrap();
-    let sequence = |object: &[u8]| millrace_client::payload::check(object).unwrap().sequence;
-    let numbers: Vec<_> = played.chunks_exact(OBJECT_BYTES as usize).map(sequence).collect();
-    let gaps: Vec<_> = numbers.windows(2).filter(|pair| pair[1] != pair[0] + 1).collect();
-    assert!(gaps.is_empty(), "{gaps:?} in {} objects", numbers.len());
+    assert_eq!(player.gaps(), [[0; 2]; 0]);
+}
+
+/// The relay is killed, and comes back after two seconds. Viewers and player get what was published meanwhile from the
+/// publisher's history.
+#[test]
+fn viewers_of_a_killed_relay_get_what_was_published_until_it_was_back() {
+    let keys = tempfile::tempdir().unwrap();
+    write_pair(keys.path());
+    let files = [("tls-cert", "cert.pem"), ("tls-key", "key.pem"), ("reset-key-file", "reset.key")];
+    let options = files.map(|(option, file)| format!("--{option}={}", keys.path().join(file).display()));
+    let start = |listen: &str| {
+        let options = options.each_ref().map(String::as_str);
+        RunningRelay::start_on(listen, tempfile::tempdir().unwrap(), &options)
+    };
+    let has_media = |status: &Status| {
+        clients(status) == 4 && status.totals.data_plane.packets > 300 && status.tracks.len() == 1
+    };
+    let relay = start("127.0.0.1:0");
+    let listen = relay.listen().to_string();
+    let url = relay.url();
+    let _publisher = RunningClient::start(millrace(), PUBLISH, &url);
+    let mut viewers = RunningClient::start(millrace(), SUBSCRIBE, &url);
+    let mut player = RunningClient::start(millrace(), "subscribe --track=objects --reconnect", &url);
+    wait_until("media", || relay.status(), has_media);
+    relay.signal(Signal::SIGKILL);
+    drop(relay);
+    // exact: the time without a relay
+    thread::sleep(Duration::from_secs(2));
+    let relay = start(&listen);
+    wait_until("media again", || relay.status(), has_media);
+    let [delivered, lost, duplicates] = viewers.measured();
+    assert!(
+        delivered > 400 && (lost, duplicates) == (0, 0),
+        "{delivered} delivered, {lost} lost, {duplicates} twice"
+    );
+    assert_eq!(player.gaps(), [[0; 2]; 0]);
 }
 
 /// Two hosts with a link between them, and a relay on one of them that forwards in the kernel.

@@ -322,19 +322,12 @@ impl ServedRtpStream {
     }
 
     /// Passes a datagram on to the sender, unless the limit of reports per second is reached.
-    fn pass_on(
-        &self,
-        state: &mut StreamState,
-        datagram: &[u8],
-        from: SocketAddr,
-        now_ns: u64,
-        kind: SocketKind,
-    ) {
-        if !state.may_report(from, now_ns / 1_000_000_000) {
+    fn pass_on(&self, state: &mut StreamState, bytes: &[u8], from: SocketAddr, at_ns: u64, kind: SocketKind) {
+        if !state.may_report(from, at_ns / 1_000_000_000) {
             return state.count("reports_kept");
         }
         let socket = self.socket(kind).unwrap_or(&self.socket);
-        match socket.send_to(datagram, self.settings.sender_rtcp()) {
+        match socket.send_to(bytes, self.settings.sender_rtcp()) {
             Ok(_) => state.count("reports_passed"),
             Err(_) => state.count("reports_kept"),
         }

@@ -4,7 +4,7 @@
 use millrace_moq::message::PublishDone;
 use millrace_moq::param::Assignment;
 use millrace_moq::tracks::adapt::{Ladder, Rung};
-use millrace_moq::{Namespace, Parameters, TrackName, msf};
+use millrace_moq::{Location, Namespace, Parameters, TrackName, msf};
 
 use crate::receive::{EstablishedSubscription, ObjectReceiver, ObjectSink};
 use crate::session::Error;
@@ -60,6 +60,11 @@ impl SubscribedAlternates {
     /// alternates.
     pub fn first(&mut self) -> Option<&mut EstablishedSubscription> {
         self.0.first_mut()
+    }
+
+    /// Returns the track's largest location at the start of the first subscription.
+    pub fn largest(&self) -> Option<Location> {
+        self.0.first()?.ok.parameters.largest_object
     }
 
     /// Waits until all subscriptions have ended. Returns the PUBLISH_DONE of the last one.

@@ -7,7 +7,7 @@ use millrace_moq::{Filter, GroupOrder, Location, TrackName, code};
 use tokio::time::{sleep, timeout};
 
 use crate::object::{ObjectStream, ReceivedObject};
-use crate::receive::{EstablishedSubscription, ObjectReceiver};
+use crate::receive::ObjectReceiver;
 use crate::session::Error;
 
 /// The most FETCHes for one gap. While a track changes its source, a relay may not know older objects for a moment.
@@ -30,15 +30,15 @@ pub(crate) struct CatchUp<'a> {
 }
 
 impl<'a> CatchUp<'a> {
-    /// Prepares to fetch the objects of `track` from `next` on that were published before `subscription` began. Returns
-    /// `None` if nothing is missing.
+    /// Prepares to fetch the objects of `track` from `next` to `last`, its largest location at the start of a
+    /// subscription. Returns `None` if nothing is missing.
     pub fn new(
         receiver: &'a ObjectReceiver,
         track: TrackName,
         next: Option<Location>,
-        subscription: Option<&mut EstablishedSubscription>,
+        last: Option<Location>,
     ) -> Option<Self> {
-        let last = subscription?.ok.parameters.largest_object?;
+        let last = last?;
         next.filter(|next| *next <= last)?;
         Some(Self { receiver, track, last, objects: None, attempts: 0, is_whole: false })
     }

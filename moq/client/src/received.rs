@@ -55,6 +55,11 @@ impl ReceivedTrack {
         self.earlier = newest.and_then(|(id, group)| Some(Location::new(*id, group.ids.last()?.1)));
     }
 
+    /// Forgets all objects: their publisher has begun anew, and may use the same locations again.
+    pub fn begin_anew(&mut self) {
+        *self = Self { session: self.session, ..Self::default() };
+    }
+
     /// Records that an object of a subscription has arrived, in the session with the given number. Returns false if
     /// another session has received it. An earlier session may still deliver objects when the present one has begun.
     pub fn is_wanted(&mut self, location: Location, session: u64) -> bool {

@@ -36,9 +36,10 @@ const SKIP_AFTER: Duration = Duration::from_secs(1);
 const SKIP_AFTER_SILENCE: Duration = Duration::from_millis(200);
 /// Longest time for closing the session after the subscriber was told to stop.
 const LEAVING: Duration = Duration::from_secs(3);
-/// Time after a redirection by GOAWAY for which a track may be missing at the new relay. The track's publisher is
-/// redirected as well, and may reach the new relay later than this subscriber.
-const ARRIVAL: Duration = Duration::from_secs(10);
+/// Time after a redirection by GOAWAY, or the loss of a session, for which the next session fetches what was missed, as
+/// relays keep objects for this time by default. It also waits that long for a track that its relay does not know yet:
+/// the track's publisher may reach that relay later than this subscriber.
+const ARRIVAL: Duration = Duration::from_secs(30);
 /// Longest time to wait for the catalog, from which track names are added to an error message.
 const CATALOG_WAIT: Duration = Duration::from_secs(2);
 /// The track that is measured if the user specifies none.
@@ -359,17 +360,33 @@ enum SubscriberEnd {
 /// The relays of a subscriber, which one session of it after the other uses.
 type SharedRelays = Arc<tokio::sync::Mutex<RelayList>>;
 
+/// How a session ended that another one goes on after.
+#[derive(Clone, Copy, PartialEq)]
+enum Departure {
+    /// Its relay sent GOAWAY or is silent.
+    Moved,
+    /// The connection was lost.
+    Lost,
+}
+
 /// The options of one session of a subscriber.
 struct Attempt {
     options: SubscribeOptions,
-    /// Whether a relay has redirected the subscriber to this one.
-    is_moved: bool,
+    /// The end of an earlier session, a moment ago, whose missing objects this one may fetch.
+    after: Option<Departure>,
 }
 
 impl Attempt {
     /// Returns `next`, the location from which on objects of a track are missing, if this session can go on there.
     fn go_on_at(&self, next: Option<Location>) -> Option<Location> {
-        next.filter(|_| self.is_moved && self.options.may_catch_up())
+        next.filter(|_| self.after.is_some() && self.options.may_catch_up())
+    }
+
+    /// Returns `next`, or `None` if the track's publisher has begun anew while the subscriber had no session. `last` is
+    /// the track's largest location.
+    fn still_at(&self, next: Option<Location>, last: Option<Location>) -> Option<Location> {
+        let is_near = |next: &Location| last.is_some_and(|last| last.group.saturating_add(1) >= next.group);
+        next.filter(|next| self.after == Some(Departure::Moved) || is_near(next))
     }
 }
 
@@ -381,9 +398,9 @@ async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
     once: impl Fn(Attempt, SharedRelays) -> F,
 ) -> Result<(), Error> {
     let mut pause = Pause::new();
-    let mut now = Attempt { options: options.clone(), is_moved: false };
+    let mut now = Attempt { options: options.clone(), after: None };
     let relays = Arc::new(tokio::sync::Mutex::new(RelayList::new(&options.remote)));
-    let mut moved_at: Option<Instant> = None;
+    let mut gone: Option<(Departure, Instant)> = None;
     loop {
         let result = tokio::select! {
             result = once(now, Arc::clone(&relays)) => result,
@@ -394,15 +411,19 @@ async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
                 tokio::time::sleep(LEAVING).await;
             } => return Ok(()),
         };
-        if matches!(result, Ok(SubscriberEnd::Moved)) {
-            moved_at = Some(Instant::now());
+        match &result {
+            Ok(SubscriberEnd::Moved) => gone = Some((Departure::Moved, Instant::now())),
+            Err(error) if matches!(error.session(), Some(session::Error::Closed(_))) => {
+                gone = Some((Departure::Lost, Instant::now()));
+            }
+            _ => {}
         }
-        let is_moved = moved_at.is_some_and(|at| at.elapsed() < ARRIVAL);
-        now = Attempt { options: options.to_go_on(), is_moved };
+        let after = gone.filter(|(_, at)| at.elapsed() < ARRIVAL).map(|(how, _)| how);
+        now = Attempt { options: options.to_go_on(), after };
         let next = match result {
             Ok(SubscriberEnd::Over) => return Ok(()),
             Ok(SubscriberEnd::Moved) => continue,
-            Err(error) if error.is_without_publisher() && is_moved => {
+            Err(error) if error.is_without_publisher() && after.is_some() => {
                 let next = pause.next_pause();
                 tracing::warn!(
                     "cannot subscribe: {error}; the track's publisher may arrive later, trying again in {next:?}"
@@ -468,7 +489,12 @@ async fn count(
         let sink = ObjectSink::Figures(figures.clone());
         let mut subscription = subscribe(&receiver, options, next, &name, sink).await?;
         subscribed.send_replace(true);
-        if let Some(mut missed) = CatchUp::new(&receiver, track, next, subscription.first()) {
+        let last = subscription.largest();
+        let goes_on_at = attempt.still_at(next, last);
+        if goes_on_at != next {
+            figures.lock().received.begin_anew();
+        }
+        if let Some(mut missed) = CatchUp::new(&receiver, track, goes_on_at, last) {
             let next = || figures.lock().received.first_missing();
             while let Some(object) = missed.next(next()).await? {
                 let mut figures = figures.lock();
@@ -849,26 +875,25 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
         let (queue, steps) = mpsc::channel(QUEUE);
         let sink = ObjectSink::Queue(queue);
         let mut subscription = subscribe(&self.receiver, self.options(), next, &name, sink).await?;
+        let last = subscription.largest();
+        let next = self.attempt.still_at(next, last);
         let mut sequencer = Sequencer::default();
         next.into_iter().for_each(|next| sequencer.go_on_at(next));
-        if let Some(mut missed) = CatchUp::new(&self.receiver, track, next, subscription.first()) {
+        if let Some(mut missed) = CatchUp::new(&self.receiver, track, next, last) {
             while let Some(object) = missed.next(self.next_of(&name)).await? {
                 self.write_object(&name, &mut wrap, &object).await?;
             }
             sequencer.go_on_at(missed.end());
         }
-        if let Some(first) = subscription.first() {
-            // Without a filter, some relays begin with the object after the largest one, and others with the beginning
-            // of its group.
-            let filter = self.options().filter.unwrap_or(Filter::NextObject);
-            sequencer.may_begin_at(filter.start(first.ok.parameters.largest_object));
-        }
+        // Without a filter, some relays begin with the object after the largest one, and others with the beginning of
+        // its group.
+        sequencer.may_begin_at(self.options().filter.unwrap_or(Filter::NextObject).start(last));
         if let (Some(groups_back), Some(first)) = (self.options().join_groups, subscription.first()) {
             let joined = self.receiver.join(first, groups_back).await;
             let joined = joined.map_err(|source| Error::Join { name: name.clone(), source })?;
             if let Some(objects) = joined {
                 self.write_all(&name, &mut wrap, objects).await?;
-                first.ok.parameters.largest_object.into_iter().for_each(|last| sequencer.skip_to(last));
+                last.into_iter().for_each(|last| sequencer.skip_to(last));
             }
         }
         let followed = self.follow(&name, wrap, subscription, steps, sequencer).await;

@@ -2,7 +2,6 @@
 
 use std::{
     io::{self, IoSliceMut},
-    net::SocketAddr,
     pin::Pin,
     sync::{
         Arc,
@@ -73,19 +72,5 @@ impl AsyncUdpSocket for Marking {
         Poll::Ready(Ok(count))
     }
 
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.socket.local_addr()
-    }
-
-    fn max_transmit_segments(&self) -> usize {
-        self.socket.max_transmit_segments()
-    }
-
-    fn max_receive_segments(&self) -> usize {
-        self.socket.max_receive_segments()
-    }
-
-    fn may_fragment(&self) -> bool {
-        self.socket.may_fragment()
-    }
+    millrace_webtransport::described_by_field_socket!();
 }

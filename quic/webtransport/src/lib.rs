@@ -7,7 +7,8 @@
 //! works on a connection without HTTP/3, so that an application needs no separate code for connections with and without
 //! HTTP/3.
 //!
-//! [`attempts`] tries several addresses or servers at a time.
+//! [`attempts`] tries several addresses or servers at a time. [`described_by_field_socket`] is for sockets that wrap
+//! another one.
 //!
 //! The crate `web-transport-proto` implements HTTP/3's header compression, without dynamic tables, and its messages.
 //! Other requests of HTTP/3 are refused. A connection carries one session.
@@ -19,6 +20,7 @@
 pub mod attempts;
 mod foreign;
 pub mod request;
+mod socket;
 mod stream;
 mod streams;
 mod tunnel;

@@ -73,7 +73,6 @@ pub fn finish(sinks: &mut [Box<dyn ReportSink>], complete: bool) -> anyhow::Resu
     if complete {
         CostSignals::unblock()?;
     }
-    let finished: Vec<anyhow::Result<()>> =
-        sinks.iter_mut().map(|sink| sink.finish((!complete).then_some(PATIENCE))).collect();
-    finished.into_iter().collect()
+    let finished = sinks.iter_mut().map(|sink| sink.finish((!complete).then_some(PATIENCE)));
+    finished.fold(Ok(()), Result::and)
 }
