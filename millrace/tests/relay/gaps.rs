@@ -75,10 +75,14 @@ async fn expect_fetch(publisher: &mut TestPeer, first: Location, last: Location)
 
 /// Answers a FETCH with these objects, of subgroup 0, and unknown ranges.
 pub async fn serve(publisher: &TestPeer, fetch: (SessionRequest, u64), items: &[Item]) {
+    serve_to(publisher, fetch, at(1002, 1), items).await;
+}
+
+/// Answers a FETCH like [`serve`]. The range of the answer ends at `last`.
+async fn serve_to(publisher: &TestPeer, fetch: (SessionRequest, u64), last: Location, items: &[Item]) {
     let (mut request, id) = fetch;
     let parameters = Parameters::default();
-    let ok =
-        FetchOk { end_of_track: false, last: at(1002, 1), parameters, properties: Properties::default() };
+    let ok = FetchOk { end_of_track: false, last, parameters, properties: Properties::default() };
     request.send(ok).await.unwrap();
     let mut bytes = Vec::new();
     encode_fetch_header(id, &mut bytes);
@@ -198,6 +202,24 @@ async fn unknown_objects_of_a_gap_end_their_subgroup_as_incomplete() {
     }
     assert_eq!(scene.broken.all().await, (vec![], PeerStreamEnd::Reset));
     scene.subscriber.expect_no_stream().await;
+}
+
+/// A source may be a relay that has lost its own source as well, and has no later group. Its answer ends early, and does
+/// not say that the group that broke off is complete.
+#[tokio::test]
+async fn answer_that_ends_before_the_gap_leaves_the_broken_group_open() {
+    let mut scene = Scene::with_publisher_back(at(1003, 1)).await;
+    publish_group(&scene.again, 5, 1003).await;
+    scene.expect_group(1003).await;
+    let fetch = expect_fetch(&mut scene.again, at(1000, 1), at(1002, u64::MAX)).await;
+    serve_to(&scene.again, fetch, at(1000, 0), &[]).await;
+    let fetch = expect_fetch(&mut scene.again, at(1000, 1), at(1002, u64::MAX)).await;
+    let items = [object(1000, 1), object(1001, 0), object(1001, 1), object(1002, 0), object(1002, 1)];
+    serve(&scene.again, fetch, &items).await;
+    assert_eq!(scene.broken.all().await, (vec![1], PeerStreamEnd::Fin));
+    for group in [1001, 1002] {
+        expect_group(&mut scene.subscriber, group).await;
+    }
 }
 
 /// A source may be a relay that is about to get the objects.

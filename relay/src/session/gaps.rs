@@ -173,7 +173,7 @@ impl Publications {
         left: &mut usize,
     ) -> Result<(u64, bool), GapError> {
         let asked = self.fetches.fetch(track.name().clone(), missing.0, missing.1, GroupOrder::Ascending);
-        let FetchAnswer { objects, .. } = asked.await.map_err(|refused| {
+        let FetchAnswer { ok, objects } = asked.await.map_err(|refused| {
             debug!(session = self.context.id(), track = %track.name().typed(), reason = refused.reason, "refused a FETCH for missed objects");
             if refused.code == code::Request::TIMEOUT { TIMED_OUT } else { REFUSED }
         })?;
@@ -186,13 +186,15 @@ impl Publications {
             let _ = timeout(PATIENCE, lost.has_seen_all(0)).await; // Streams that stay open keep their subgroups.
         }
         let fill = GapFill::new(track, upstream, self.context.account(), missing.0, group);
-        let mut response = GapResponse { fill, missing, left: *left, added: 0, is_whole: true };
+        // A source that has nothing so new may lack the rest of the group that broke off, too.
+        let is_new = ok.last.group >= missing.1.group;
+        let mut response = GapResponse { fill, missing, left: *left, added: 0, is_whole: is_new };
         let deadline = Clock::now() + self.context.hub().cache.limits().age;
         let patience = self.context.hub().limits.request_timeout;
         timeout_at(deadline, response.receive(objects, patience)).await.unwrap_or(Err(TIMED_OUT))?;
         let GapResponse { fill, added, is_whole, .. } = response;
         *left = response.left;
-        fill.finish(std::time::Instant::now());
+        is_new.then(|| fill.finish(std::time::Instant::now())); // Otherwise what is not complete is kept.
         OperatorCounters::add(&self.context.hub().counters.gap_objects, added);
         Ok((added, is_whole))
     }
