@@ -73,9 +73,13 @@ async fn expect_fetch(publisher: &mut TestPeer, first: Location, last: Location)
     (request, fetch.request_id)
 }
 
-/// Answers a FETCH with these objects, of subgroup 0, and unknown ranges.
+/// Answers a FETCH with these objects, of subgroup 0, and unknown ranges. The range of the answer ends at the last of
+/// them.
 pub async fn serve(publisher: &TestPeer, fetch: (SessionRequest, u64), items: &[Item]) {
-    serve_to(publisher, fetch, at(1002, 1), items).await;
+    let end = |item: &Item| match *item {
+        Item::Object(location, _) | Item::Unknown(location) => location,
+    };
+    serve_to(publisher, fetch, items.iter().map(end).max().unwrap(), items).await;
 }
 
 /// Answers a FETCH like [`serve`]. The range of the answer ends at `last`.
