@@ -404,8 +404,8 @@ impl RunningClient {
         [count("delivered"), lost, count("duplicates")]
     }
 
-    /// Ends a player. Returns the numbers of each two objects that it has written one after the other although the second
-    /// is not the next one.
+    /// Ends a player. Returns the numbers of the objects before and after each place where its output leaves out objects,
+    /// or repeats any.
     fn gaps(&mut self) -> Vec<[u64; 2]> {
         self.signal(Signal::SIGINT);
         wait_for("the end of the player", || self.process.try_wait().unwrap());
@@ -518,7 +518,7 @@ fn viewers_of_a_killed_relay_get_what_was_published_until_it_was_back() {
     let relay = start("127.0.0.1:0");
     let listen = relay.listen().to_string();
     let url = relay.url();
-    let _publisher = RunningClient::start(millrace(), PUBLISH, &url);
+    let _publisher = RunningClient::start(millrace(), &format!("{PUBLISH} --history=60s"), &url);
     let mut viewers = RunningClient::start(millrace(), SUBSCRIBE, &url);
     let mut player = RunningClient::start(millrace(), "subscribe --track=objects --reconnect", &url);
     wait_until("media", || relay.status(), has_media);

@@ -168,15 +168,16 @@ mod tests {
         let error = queued.finish(Some(Duration::from_millis(1))).expect_err("not taken");
         assert!(error.to_string().contains("did not take its last reports"), "{error}");
 
-        // Each report takes longer than half of the wait, so all of them together take longer than the wait.
-        const WAIT: Duration = Duration::from_secs(2);
+        // The output takes a report in the first wait, and the last one in the second. It takes both early in their wait, so
+        // that the result does not depend on who has the CPU.
+        const WAIT: Duration = Duration::from_secs(5);
         let (mut queued, enter, seen) = gated();
         (0..3).for_each(|at| queued.report(&report(at)).expect("taken"));
         let reader = thread::spawn(move || {
-            (0..3).for_each(|_| {
-                thread::sleep(WAIT * 6 / 10); // exact: the time that the output takes for a report
+            for time in [WAIT / 5, WAIT / 10, WAIT * 4 / 5] {
+                thread::sleep(time); // exact: the time that the output takes for a report
                 enter.send(()).expect("open");
-            });
+            }
         });
         queued.finish(Some(WAIT)).expect("all are taken");
         reader.join().expect("no panic");

@@ -264,22 +264,22 @@ impl ServedRtpStream {
     fn on_datagram(
         &self,
         state: &mut StreamState,
-        datagram: &[u8],
+        bytes: &[u8],
         from: SocketAddr,
-        now_ns: u64,
+        at_ns: u64,
         kind: SocketKind,
     ) {
-        let now = Duration::from_nanos(now_ns);
+        let now = Duration::from_nanos(at_ns);
         let Some(reached) = state.reached.get_mut(&from) else { return };
         let sent = reached.sent();
         let heard = match self.settings.encrypted {
             // RTCP of an SRTP stream is encrypted, so a datagram shows only that its receiver still answers.
             true => None,
             false => {
-                let Some(heard) = self.read(reached, datagram, now_ns) else {
+                let Some(heard) = self.read(reached, bytes, at_ns) else {
                     return state.count("malformed");
                 };
-                let Some(heard) = heard else { return self.pass_on(state, datagram, from, now_ns, kind) };
+                let Some(heard) = heard else { return self.pass_on(state, bytes, from, at_ns, kind) };
                 reached.heard = Some(heard);
                 Some(heard)
             }
@@ -288,7 +288,7 @@ impl ServedRtpStream {
         if let Some(command) = state.receivers.on_report(from, heard, sent, now) {
             self.apply(state, command);
         }
-        self.pass_on(state, datagram, from, now_ns, kind);
+        self.pass_on(state, bytes, from, at_ns, kind);
     }
 
     /// Returns the report block about the source that drives the receiver's circuit breaker. `None` means that the
@@ -296,13 +296,13 @@ impl ServedRtpStream {
     fn read(
         &self,
         reached: &mut ReachedReceiver,
-        datagram: &[u8],
-        now_ns: u64,
+        bytes: &[u8],
+        at_ns: u64,
     ) -> Option<Option<ReceiverReport>> {
         let wanted = self.kernel.media().ssrc.or(reached.judged);
         let mut first = None;
         let mut found = None;
-        rtcp::walk(datagram, |block| {
+        rtcp::walk(bytes, |block| {
             first = first.or(Some(block));
             found = found.or(Some(block).filter(|block| Some(block.ssrc) == wanted));
         })?;
@@ -311,14 +311,14 @@ impl ServedRtpStream {
         Some(block.map(|block| ReceiverReport {
             highest: block.highest,
             fraction_lost: block.fraction_lost,
-            round_trip: self.round_trip(&block, now_ns),
+            round_trip: self.round_trip(&block, at_ns),
         }))
     }
 
-    fn round_trip(&self, block: &Block, now_ns: u64) -> Option<Duration> {
+    fn round_trip(&self, block: &Block, at_ns: u64) -> Option<Duration> {
         let reports = self.kernel.reports();
         let report = reports.iter().find(|report| report.ntp_middle == block.last_report)?;
-        Some(round_trip(block, report.passed_us, (now_ns / 1000) as u32))
+        Some(round_trip(block, report.passed_us, (at_ns / 1000) as u32))
     }
 
     /// Passes a datagram on to the sender, unless the limit of reports per second is reached.

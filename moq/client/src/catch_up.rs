@@ -38,8 +38,7 @@ impl<'a> CatchUp<'a> {
         next: Option<Location>,
         last: Option<Location>,
     ) -> Option<Self> {
-        let last = last?;
-        next.filter(|next| *next <= last)?;
+        let last = last.filter(|last| next.is_some_and(|next| next <= *last))?;
         Some(Self { receiver, track, last, objects: None, attempts: 0, is_whole: false })
     }
 

@@ -55,7 +55,7 @@ impl ReceivedTrack {
         self.earlier = newest.and_then(|(id, group)| Some(Location::new(*id, group.ids.last()?.1)));
     }
 
-    /// Forgets all objects: their publisher has begun anew, and may use the same locations again.
+    /// Forgets all objects, since their publisher was restarted and may use the same locations for others.
     pub fn begin_anew(&mut self) {
         *self = Self { session: self.session, ..Self::default() };
     }

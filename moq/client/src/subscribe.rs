@@ -360,10 +360,10 @@ enum SubscriberEnd {
 /// The relays of a subscriber, which one session of it after the other uses.
 type SharedRelays = Arc<tokio::sync::Mutex<RelayList>>;
 
-/// How a session ended that another one goes on after.
+/// How a session ended, if another one goes on after it.
 #[derive(Clone, Copy, PartialEq)]
 enum Departure {
-    /// Its relay sent GOAWAY or is silent.
+    /// The relay sent GOAWAY or is silent.
     Moved,
     /// The connection was lost.
     Lost,
@@ -372,7 +372,8 @@ enum Departure {
 /// The options of one session of a subscriber.
 struct Attempt {
     options: SubscribeOptions,
-    /// The end of an earlier session, a moment ago, whose missing objects this one may fetch.
+    /// How an earlier session ended within the last [`ARRIVAL`]. This session may fetch what that one has missed. `None` if
+    /// there is no such session.
     after: Option<Departure>,
 }
 
@@ -382,8 +383,8 @@ impl Attempt {
         next.filter(|_| self.after.is_some() && self.options.may_catch_up())
     }
 
-    /// Returns `next`, or `None` if the track's publisher has begun anew while the subscriber had no session. `last` is
-    /// the track's largest location.
+    /// Returns `next`, or `None` if the publisher was restarted while the subscriber had no session, and numbers its groups
+    /// from the beginning. `last` is the track's largest location.
     fn still_at(&self, next: Option<Location>, last: Option<Location>) -> Option<Location> {
         let is_near = |next: &Location| last.is_some_and(|last| last.group.saturating_add(1) >= next.group);
         next.filter(|next| self.after == Some(Departure::Moved) || is_near(next))
@@ -411,13 +412,12 @@ async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
                 tokio::time::sleep(LEAVING).await;
             } => return Ok(()),
         };
-        match &result {
-            Ok(SubscriberEnd::Moved) => gone = Some((Departure::Moved, Instant::now())),
-            Err(error) if matches!(error.session(), Some(session::Error::Closed(_))) => {
-                gone = Some((Departure::Lost, Instant::now()));
-            }
-            _ => {}
-        }
+        let departure = match &result {
+            Ok(SubscriberEnd::Moved) => Some(Departure::Moved),
+            Err(error) if matches!(error.session(), Some(session::Error::Closed(_))) => Some(Departure::Lost),
+            _ => None,
+        };
+        gone = departure.map(|how| (how, Instant::now())).or(gone);
         let after = gone.filter(|(_, at)| at.elapsed() < ARRIVAL).map(|(how, _)| how);
         now = Attempt { options: options.to_go_on(), after };
         let next = match result {

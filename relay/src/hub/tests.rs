@@ -121,8 +121,8 @@ async fn new_publisher_wakes_only_subscribes_waiting_for_its_tracks() {
     assert_eq!((hub.waiting.count(), searches()), (0, 2 * WAITERS as u64));
 }
 
-/// While the upstream relay is away (as after a start of this relay), a SUBSCRIBE that asks for no wait is served once
-/// the upstream relay is there. If it stays away, the SUBSCRIBE is refused with that reason.
+/// A SUBSCRIBE that asks for no wait arrives before the relay has a session with its upstream relay. It is served once
+/// there is one. If there is none within [`RENDEZVOUS`], the SUBSCRIBE is refused with that reason.
 #[tokio::test]
 async fn subscribe_waits_a_little_for_an_upstream_relay_that_is_away() {
     let hub = hub();

@@ -194,7 +194,10 @@ impl Publications {
         timeout_at(deadline, response.receive(objects, patience)).await.unwrap_or(Err(TIMED_OUT))?;
         let GapResponse { fill, added, is_whole, .. } = response;
         *left = response.left;
-        is_new.then(|| fill.finish(std::time::Instant::now())); // Otherwise what is not complete is kept.
+        // Otherwise what is not complete is kept.
+        if is_new {
+            fill.finish(std::time::Instant::now());
+        }
         OperatorCounters::add(&self.context.hub().counters.gap_objects, added);
         Ok((added, is_whole))
     }
